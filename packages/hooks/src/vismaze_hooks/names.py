@@ -1,0 +1,30 @@
+"""Choosing by name, with an error that helps."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class UnknownNameError(ValueError):
+    """A name that nothing installed answers to; the message lists what is there and suggests the nearest."""
+
+
+def nearest(name: str, known: "list[str] | tuple[str, ...]") -> str:
+    """Return " Did you mean 'x'?", or the empty string when nothing is near."""
+    by_case = {k.lower(): k for k in known}
+    close = get_close_matches(str(name).lower(), list(by_case), n=1, cutoff=0.5)
+    return f" Did you mean {by_case[close[0]]!r}?" if close else ""
+
+
+def pick(kind: str, name: str, known: Mapping[str, T], note: str = "") -> T:
+    """Return `known[name]`.
+
+    Raises:
+        UnknownNameError: lists the known names of this kind and suggests the nearest.
+    """
+    if name in known:
+        return known[name]
+    listed = ", ".join(sorted(known)) or "none"
+    raise UnknownNameError(f"unknown {kind} {name!r}.{nearest(name, list(known))} Installed: {listed}.{note}")
