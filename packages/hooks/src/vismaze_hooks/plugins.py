@@ -80,9 +80,7 @@ class Plugins:
             return factory(**(options or {}))
         except TypeError as error:
             owner = self.owners[kind, name]
-            raise ValueError(
-                f"{kind} {name!r} (from plugin {owner!r}) refused its options {options}: {error}"
-            ) from error
+            raise ValueError(f"{kind} {name!r} (from plugin {owner!r}) refused its options {options}: {error}") from error
 
     def emit(self, event: str, **arguments: Any) -> list[Problem]:
         """Tell every listener; one that fails is logged with its traceback and counted, and the run goes on."""
@@ -90,7 +88,7 @@ class Plugins:
         for implementation in getattr(self.manager.hook, event).get_hookimpls():
             try:
                 implementation.function(*(arguments[name] for name in implementation.argnames))
-            except Exception as error:  # noqa: BLE001 — a listener must never stop a run; it is logged and counted
+            except Exception as error:
                 name = implementation.plugin_name
                 self.failures[name] += 1
                 log.error("plugin %r failed in %s", name, event, exc_info=error)
@@ -157,9 +155,7 @@ def _register(manager: pluggy.PluginManager, plugin: Any, name: str) -> None:
         if key.startswith("vismaze_") and callable(value) and not hasattr(value, f"{PROJECT}_impl")
     ]
     if bare:
-        raise ValueError(
-            f"{bare[0]} in {name!r} is not marked with @vismaze_hooks.hookimpl, so it would never be called"
-        )
+        raise ValueError(f"{bare[0]} in {name!r} is not marked with @vismaze_hooks.hookimpl, so it would never be called")
     manager.register(plugin, name)
     try:
         manager.check_pending()  # a misspelt hook would otherwise be silent
@@ -172,18 +168,14 @@ def _local_module(name: str, folder: Path) -> ModuleType:
     file = folder / (name if name.endswith(".py") else f"{name}.py")
     if not file.is_file():
         if name.endswith(".py") or importlib.util.find_spec(name) is None:
-            raise ModuleNotFoundError(
-                f"local plugin {name!r}: neither the file {file} nor a module of this name exists"
-            )
+            raise ModuleNotFoundError(f"local plugin {name!r}: neither the file {file} nor a module of this name exists")
         return importlib.import_module(name)
     module_name = file.stem
     loaded = sys.modules.get(module_name)
     if loaded is not None and Path(str(loaded.__file__)).resolve() == file.resolve():
         return loaded
     if importlib.util.find_spec(module_name) is not None:
-        raise DuplicateNameError(
-            f"local plugin {file} has the name of an installed module {module_name!r}; rename the file"
-        )
+        raise DuplicateNameError(f"local plugin {file} has the name of an installed module {module_name!r}; rename the file")
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -213,9 +205,7 @@ def _ask(
             for name, factory in offered.items():
                 if (kind, name) in owners:
                     both = " and ".join(f"{p!r} ({origins.get(p, '?')})" for p in (owners[kind, name], plugin))
-                    raise DuplicateNameError(
-                        f"{kind} {name!r} is offered twice: by the plugins {both}. Remove one of them."
-                    )
+                    raise DuplicateNameError(f"{kind} {name!r} is offered twice: by the plugins {both}. Remove one of them.")
                 offers[kind][name] = factory
                 owners[kind, name] = plugin
     return offers, owners, problems

@@ -52,9 +52,7 @@ class TextEnvironment(gymnasium.Wrapper):
         self.modality = self._observation.modality if self._observation is not None else "image"
         self._renders = self._observation is None and not _is_image(env.observation_space)
         if self._renders and env.render_mode != "rgb_array":
-            raise ValueError(
-                f"{offer.id}: its observations are no pictures, so it must be made with render_mode='rgb_array'"
-            )
+            raise ValueError(f"{offer.id}: its observations are no pictures, so it must be made with render_mode='rgb_array'")
         self._limit = 0
         self._moves = 0
         self._return = 0.0
@@ -105,15 +103,7 @@ class TextEnvironment(gymnasium.Wrapper):
         self._return += reward
         truncated = bool(truncated or (self._limit and self._moves >= self._limit and not terminated))
         success = bool(terminated and self._return > 0)
-        ending = (
-            Ending.SUCCESS
-            if success
-            else Ending.FAILURE
-            if terminated
-            else Ending.LIMIT
-            if truncated
-            else Ending.RUNNING
-        )
+        ending = Ending.SUCCESS if success else Ending.FAILURE if terminated else Ending.LIMIT if truncated else Ending.RUNNING
         extra = {"feedback": feedback, "success": success, "ending": ending, "moves": self._moves, "excluded": False}
         return shown, reward, bool(terminated), truncated, {**info, **extra}
 
@@ -133,9 +123,7 @@ def make_text_environment(offer: EnvironmentOffer, *, prompt: str | None = None)
     Raises:
         ValueError: it cannot be a text environment; see `TextEnvironment`.
     """
-    env = gymnasium.make(
-        gymnasium.envs.registration.EnvSpec(id=offer.id, entry_point=offer.entry_point), **offer.kwargs
-    )
+    env = gymnasium.make(gymnasium.envs.registration.EnvSpec(id=offer.id, entry_point=offer.entry_point), **offer.kwargs)
     return TextEnvironment(env, offer, prompt=prompt)
 
 
