@@ -1,0 +1,107 @@
+"""Pieces of an optimizer step that need no trainer: accumulation over micro-batches, and a guard before the step."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .aggregation import gradient_scale
+from .metrics import Metrics, merge_metrics
+
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What became of one optimizer step."""
+
+    grad_norm: float
+    """Euclidean norm of all gradients before clipping; nan or inf when the step was skipped."""
+    clipped: bool
+    """The gradients were scaled down to the maximum norm."""
+    skipped: bool
+    """The norm was not finite: parameters and optimizer state are what they were."""
+
+
+def guarded_step(
+    optimizer: torch.optim.Optimizer,
+    parameters: Iterable[Tensor],
+    *,
+    max_norm: float | None,
+    group: dist.ProcessGroup | None = None,
+) -> StepOutcome:
+    """Clip by the global norm and step; skip a step whose norm is not finite, and say so. Gradients are cleared.
+
+    Args:
+        optimizer: any torch optimizer.
+        parameters: those whose gradients count, each with ``.grad`` or None.
+        max_norm: above 0; None never clips.
+        group: ranks that must agree; one non-finite rank makes all of them skip. Sharded gradients (DTensor) bring their
+            global norm themselves; for gradients that are already equal on all ranks leave it None.
+    """
+    if max_norm is not None and not max_norm > 0:
+        raise ValueError(f"max_norm: expected a number above 0 or None, got {max_norm}")
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    grad_norm = float(norm)
+    finite = torch.isfinite(norm).to(torch.int32)
+    if group is not None and dist.is_initialized():
+        dist.all_reduce(finite, op=dist.ReduceOp.MIN, group=group)
+    if not bool(finite):
+        optimizer.zero_grad(set_to_none=True)
+        return StepOutcome(grad_norm if not math.isfinite(grad_norm) else math.nan, clipped=False, skipped=True)
+    clipped = max_norm is not None and grad_norm > max_norm
+    if clipped:
+        for gradient in gradients:
+            gradient.mul_(max_norm / grad_norm)  # type: ignore[operator]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return StepOutcome(grad_norm, clipped, skipped=False)
+
+
+def accumulate_gradients(
+    micro_batches: Sequence[Batch],
+    loss_of: Callable[[Batch], tuple[Tensor, Metrics]],
+    *,
+    filler: Batch | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Metrics:
+    """Backward of every micro-batch in turn; the gradients in ``.grad`` are then those of the whole step.
+
+    The losses must share the step's denominator (``step_denominator``): they add up, nothing is divided by a count of
+    micro-batches here. With ``group`` each loss is multiplied by the world size, because averaging over ranks follows,
+    and ranks with fewer micro-batches run ``filler`` (an all-masked one) until all have run equally many: a rank that
+    stops early leaves the others waiting in their collectives for ever.
+
+    Args:
+        micro_batches: of this rank.
+        loss_of: micro-batch → (0-d loss with a graph, metrics).
+        filler: an all-masked micro-batch; needed when the counts differ between the ranks of ``group``.
+        group: the data-parallel process group, or None.
+
+    Returns:
+        The metrics of all micro-batches, merged.
+    """
+    missing = _most(len(micro_batches), group) - len(micro_batches)
+    if missing and filler is None:
+        raise ValueError(f"filler: needed, this rank has {missing} micro-batches fewer than another, got None")
+    scale = gradient_scale(group)
+    metrics: list[Metrics] = []
+    for batch in [*micro_batches, *[filler] * missing]:
+        loss, parts = loss_of(batch)  # type: ignore[arg-type]
+        (loss * scale).backward()
+        metrics.append(parts)
+    return merge_metrics(metrics)
+
+
+def _most(count: int, group: dist.ProcessGroup | None) -> int:
+    if group is None or not dist.is_initialized():
+        return count
+    most = torch.tensor(count)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    return int(most)
