@@ -34,6 +34,9 @@ OFFERS = {
 EVENTS = ("vismaze_run_started", "vismaze_step_finished", "vismaze_run_finished")
 
 log = logging.getLogger(PROJECT)
+_loading = 0  # depth of `load_plugins`: a plugin's import may import a package that asks for plugins itself
+_waiting: list[Callable[[Plugins], None]] = []
+_current: Plugins | None = None
 
 
 class DuplicateNameError(ValueError):
@@ -108,6 +111,33 @@ def load_plugins(local: Sequence[str] = (), *, folder: Path | None = None) -> Pl
             offered twice; names both owners.
         ModuleNotFoundError: a local plugin was not found. Local plugins are asked for by name, so their failures raise.
     """
+    global _loading, _current
+    _loading += 1
+    try:
+        plugins = _load(local, folder or Path.cwd())
+    finally:
+        _loading -= 1
+    _current = plugins
+    if not _loading:
+        while _waiting:
+            _waiting.pop(0)(plugins)
+    return plugins
+
+
+def current_plugins() -> Plugins:
+    """Return what this process loaded last, local plugins included; loads the installed ones when nothing was."""
+    return _current if _current is not None else load_plugins()
+
+
+def when_loaded(listener: Callable[[Plugins], None]) -> None:
+    """Call the listener with the installed plugins: now, or, when plugins are just being imported, once they all are."""
+    if _loading:
+        _waiting.append(listener)
+    else:
+        listener(current_plugins())
+
+
+def _load(local: Sequence[str], folder: Path) -> Plugins:
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(specs)
     origins: dict[str, str] = {}
@@ -120,7 +150,7 @@ def load_plugins(local: Sequence[str] = (), *, folder: Path | None = None) -> Pl
         except Exception as error:  # noqa: BLE001 — a broken plugin must not hide the others; it is reported
             problems.append(_report(point.name, origin, error))
     for name in local:
-        module = _local_module(name, folder or Path.cwd())
+        module = _local_module(name, folder)
         _register(manager, module, module.__name__)
         origins[module.__name__] = str(module.__file__)
     offers, owners, failed = _ask(manager, origins)

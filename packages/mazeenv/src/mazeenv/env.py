@@ -1,0 +1,240 @@
+"""`VisMaze-v0` for Gymnasium. State, rules, drawing and rewards live in modules of their own; this one connects them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from vismaze_hooks import Ending, Observation, RewardSum, Transition
+
+from mazeenv import drawing, rules
+from mazeenv.config import MazeConfig
+from mazeenv.grid import WORDS, open_actions
+from mazeenv.integers import MASK
+from mazeenv.levels import draw_level
+from mazeenv.maze import Maze, check
+from mazeenv.registry import RewardChoice, make_observation, make_reward
+from mazeenv.state import MazeState
+
+
+def _masks() -> tuple[np.ndarray, ...]:
+    """Return the action mask for each set of open moves, as bits; the stop is always possible."""
+    return tuple(np.array([*(bits >> a & 1 for a in range(4)), 1], dtype=np.int8) for bits in range(16))
+
+
+_MASKS = _masks()
+_OVER = np.zeros(5, dtype=np.int8)
+
+
+class VisMazeEnv(gymnasium.Env):
+    """A maze seen from above.
+
+    ## Description
+    The player walks from the start to the goal of a maze, one cell a move, within a move limit. Every maze can be solved
+    within its limit. The picture shows walls, free cells, the player (a disc) and the goal (a square).
+
+    ## Actions
+    `Discrete(5)`: 0 up, 1 down, 2 left, 3 right, 4 stop.
+
+    ## Observations
+    `rgb`: uint8 [height·cell_px, width·cell_px, 3]. Others by name; text never goes into the observation.
+
+    ## Rewards
+    `sparse`: 1.0 on reaching the goal within the limit, else 0.0. A list or a mapping of names makes a weighted sum, whose
+    parts stand in `info["rewards"]`. A part that asks to leave the sample out sets `info["excluded"]`; the reward is 0.
+
+    ## Termination
+    The goal reached ends the episode at once, on the last move too; a stop off the goal ends it without success. With
+    `stop_required` only a stop on the goal succeeds. The limit truncates. A move into a wall uses one move.
+
+    ## Info
+    `success`, `ending`, `moves`, `moves_left`, `position` (row, column), `feedback`, `rewards`, `excluded`, and a fresh
+    `action_mask` (int8 [5]; all zero once the episode is over).
+
+    ## Registered ids
+    `VisMaze-v0`; `VisMaze-VisGymEasy-v0` and `VisMaze-VisGymHard-v0` (VisGym's boards, rules, colours and limits).
+    """
+
+    metadata = {  # noqa: RUF012 — Gymnasium declares it as an instance variable"render_modes": ["rgb_array", "ansi"], "render_fps": 4}
+    action_words = WORDS
+
+    def __init__(
+        self,
+        *,
+        observation: str | Observation = "rgb",
+        observation_options: Mapping[str, Any] | None = None,
+        reward: RewardChoice | RewardSum = "sparse",
+        cell_px: int = 32,
+        theme: str = "plain",
+        render_mode: str | None = None,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            observation: name of an installed observation, or a record.
+            observation_options: for the observation's factory; `rgb` also takes `cell_px` and `theme` from here.
+            reward: a name, a list of names, or a mapping name -> weight.
+            cell_px: pixels per cell of the picture.
+            theme: colours, "plain" or "visgym".
+            options: what kind of maze: the fields of `mazeenv.MazeConfig`, such as `size=9`, `generator="wilson"`,
+                `max_moves=None`, `stop_required=False`, `ends="rooms"`, `shortest=None`, `braid=0.0`, `loops=0`.
+
+        Raises:
+            ValueError: an option out of range, or an unknown name; the nearest is suggested.
+        """
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise ValueError(f"render_mode={render_mode!r}: must be one of {self.metadata['render_modes']} or None")
+        self.config = MazeConfig.of(options)
+        self.render_mode = render_mode
+        self.cell_px, self.theme = cell_px, theme
+        picture = {"cell_px": cell_px, "theme": theme}
+        self.picture = make_observation("rgb", picture)
+        given = dict(observation_options or {})
+        self.observation = make_observation(observation, {**picture, **given} if observation == "rgb" else given)
+        self.reward = make_reward(reward)
+        self._level = self.config.level()
+        self._observe = self.observation.observe
+        self._state: MazeState | None = None
+        self._ending = Ending.RUNNING
+        self.action_space = spaces.Discrete(len(WORDS))
+        sample = rules.begin(draw_level(self._level, 0), None, self.config.stop_required)
+        self.observation_space = self.observation.space(sample)
+
+    @property
+    def state(self) -> MazeState:
+        """The current state, a frozen record.
+
+        Raises:
+            gymnasium.error.ResetNeeded: there is none yet.
+        """
+        if self._state is None:
+            raise gymnasium.error.ResetNeeded("call reset() first")
+        return self._state
+
+    @property
+    def ending(self) -> Ending:
+        """Why the episode is over, or that it is running."""
+        return self._ending
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin an episode on a new maze, or on a given one.
+
+        Args:
+            options: `maze` (its text, or a `Maze`) and `max_moves` for this episode.
+
+        Raises:
+            ValueError: unknown options, a maze that breaks a rule, is of another size, or cannot be solved within the limit.
+        """
+        super().reset(seed=seed)
+        given = dict(options or {})
+        maze, limit = given.pop("maze", None), given.pop("max_moves", self.config.max_moves)
+        if given:
+            raise ValueError(f"unknown reset option {sorted(given)[0]!r}: the options are 'maze' and 'max_moves'")
+        state = self.begin(maze, limit)
+        self._state, self._ending = state, Ending.RUNNING
+        return self._observe(state), self._info(state, "", {}, False)
+
+    def begin(self, maze: Maze | str | None, limit: int | None) -> MazeState:
+        """Return the first state of an episode: the given maze, or the next one of the environment's own random numbers."""
+        if maze is None:
+            maze = self.config.draw(self._level, int(self.np_random.bit_generator.random_raw()) & MASK, limit)
+        elif isinstance(maze, Maze):
+            check(maze)
+        else:
+            maze = Maze.from_text(maze)
+        if (maze.height, maze.width) != (self._level.height, self._level.width):
+            raise ValueError(
+                f"a maze of {maze.height}×{maze.width} cells was given to an environment of "
+                f"{self._level.height}×{self._level.width}; make it with size=({maze.height}, {maze.width})"
+            )
+        return rules.begin(maze, limit, self.config.stop_required)
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Take an action.
+
+        Raises:
+            gymnasium.error.InvalidAction: not an action; nothing has changed.
+            gymnasium.error.ResetNeeded: the episode is over or was never begun.
+        """
+        if not self.action_space.contains(action):
+            raise gymnasium.error.InvalidAction(f"action {action!r}: must be a whole number from 0 to {len(WORDS) - 1}")
+        action = int(action)
+        return self.act(action, WORDS[action])
+
+    def act(self, action: int | None, answer: str) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Take an action together with the raw answer that it was read from; None: the answer was unreadable.
+
+        Raises:
+            gymnasium.error.ResetNeeded: the episode is over or was never begun.
+        """
+        before = self._state
+        if before is None or self._ending is not Ending.RUNNING:
+            raise gymnasium.error.ResetNeeded("the episode is over or was never begun: call reset() before step()")
+        after, ending, feedback = rules.advance(before, action)
+        price = self.reward(Transition(before, answer, action, after, ending))
+        self._state, self._ending = after, ending
+        info = self._info(after, feedback, dict(price.parts), price.total is None)
+        terminated = ending is Ending.SUCCESS or ending is Ending.FAILURE
+        return self._observe(after), 0.0 if price.total is None else price.total, terminated, ending is Ending.LIMIT, info
+
+    def render(self) -> Any:
+        """Return the picture ("rgb_array") or the board as text ("ansi"), fresh; None without a render mode.
+
+        Raises:
+            gymnasium.error.ResetNeeded: before the first reset.
+        """
+        if self.render_mode is None:
+            gymnasium.logger.warn("render() was called on an environment made without a render_mode")
+            return None
+        if self.render_mode == "ansi":
+            return drawing.draw_text(self.state)
+        return self.picture.observe(self.state)
+
+    def _info(self, state: MazeState, feedback: str, rewards: dict[str, float | None], excluded: bool) -> dict[str, Any]:
+        maze, cell, ending = state.maze, state.cell, self._ending
+        if ending is Ending.RUNNING:
+            walls, width = maze.walls, maze.width
+            shut = walls[cell - width] | walls[cell + width] << 1 | walls[cell - 1] << 2 | walls[cell + 1] << 3
+            mask = _MASKS[15 - shut].copy()
+        else:
+            mask = _OVER.copy()
+        return {
+            "success": ending is Ending.SUCCESS,
+            "ending": ending,
+            "moves": state.moves,
+            "moves_left": state.limit - state.moves,
+            "position": divmod(cell, maze.width),
+            "feedback": feedback,
+            "rewards": rewards,
+            "excluded": excluded,
+            "action_mask": mask,
+        }
+
+
+def solve(env: VisMazeEnv) -> tuple[int, ...]:
+    """Return a shortest sequence of actions from the environment's present state to success."""
+    state = env.state
+    return state.maze.solution(state.cell) + ((4,) if state.stop_required else ())
+
+
+def random_action(env: VisMazeEnv, random: np.random.Generator) -> int:
+    """Baseline: any of the five actions."""
+    return int(random.integers(len(WORDS)))
+
+
+def greedy_action(env: VisMazeEnv, random: np.random.Generator) -> int:
+    """Baseline: an open move that comes nearest to the goal as the crow flies; ties are broken at random; stops on the goal."""
+    state = env.state
+    maze, cell = state.maze, state.cell
+    if cell == maze.goal:
+        return 4
+    row, column = maze.position(maze.goal)
+    away = {}
+    for action in open_actions(maze.walls, maze.width, cell):
+        r, c = maze.position(cell + (-maze.width, maze.width, -1, 1)[action])
+        away[action] = abs(r - row) + abs(c - column)
+    best = [action for action, distance in away.items() if distance == min(away.values())]
+    return best[int(random.integers(len(best)))]

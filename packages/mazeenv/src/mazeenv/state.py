@@ -1,0 +1,21 @@
+"""What an episode is at one instant: a frozen record that rewards and observations read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mazeenv.maze import Maze
+
+
+@dataclass(frozen=True, slots=True)
+class MazeState:
+    """A maze being played.
+
+    Example: `MazeState(maze, cell=maze.start, moves=0, limit=maze.shortest + 4)`.
+    """
+
+    maze: Maze
+    cell: int  # where the player is
+    moves: int  # actions used so far, bumps and unreadable answers included
+    limit: int  # actions allowed
+    stop_required: bool = False  # VisGym's rule: only a stop on the goal succeeds

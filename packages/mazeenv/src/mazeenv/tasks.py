@@ -1,0 +1,113 @@
+"""Tasks: the endless training stream, which avoids every fixed set, and the fixed sets themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mazeenv import fixed, rules
+from mazeenv.config import MazeConfig
+from mazeenv.integers import MASK, mix64
+from mazeenv.levels import ATTEMPTS, Level, attempt
+from mazeenv.maze import Maze
+from mazeenv.symmetry import canonical_hash, walls_hash
+from vismaze_hooks import Task, pick
+
+
+def maze_task(maze: Maze, uid: str, config: MazeConfig, extra_moves: int = 0) -> Task:
+    """Return the task of playing a maze; its labels are the path length and the class of the walls up to symmetry."""
+    limit = config.max_moves if config.max_moves is not None else rules.default_limit(maze, config.stop_required)
+    limit += extra_moves
+    labels: dict[str, int | str] = {"shortest": maze.shortest, "class": walls_hash(maze.walls, maze.width)[:8]}
+    return Task(uid, maze.sha256, {"maze": maze.text, "max_moves": limit}, limit, labels=labels)
+
+
+def eval_set(name: str, config: MazeConfig | None = None) -> tuple[Task, ...]:
+    """Return a fixed set as tasks.
+
+    Raises:
+        ValueError: an unknown set (the nearest is suggested), a changed file, or a limit of the configuration that leaves
+            a maze unsolvable.
+    """
+    config = config or MazeConfig()
+    mazes = fixed.mazes(name)
+    for index, maze in enumerate(mazes):
+        if config.max_moves is not None and config.max_moves < maze.shortest + config.stop_required:
+            raise ValueError(f"max_moves={config.max_moves}: maze {index} of {name} cannot be solved within it")
+    return tuple(maze_task(maze, f"{name}/{index}", config) for index, maze in enumerate(mazes))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """`stream(seed) -> Task`: a pure function of a 64-bit seed. Made by `training_stream`."""
+
+    id: str
+    config: MazeConfig
+    levels: tuple[Level, ...]  # drawn from in equal shares
+    extra_moves: int
+    walls_out: frozenset[str]  # classes of walls that are never drawn
+    mazes_out: frozenset[str]  # classes of walls with start and goal that are never drawn
+
+    def __call__(self, seed: int) -> Task:
+        """Draw a task.
+
+        Raises:
+            ValueError: nothing is left to draw.
+        """
+        config, seed = self.config, seed & MASK
+        level = self.levels[mix64(seed) % len(self.levels)]
+        for lane in range(ATTEMPTS):
+            maze = attempt(level, seed, lane)
+            if maze is None or self._held_out(maze):
+                continue
+            if config.max_moves is None or maze.shortest + config.stop_required <= config.max_moves:
+                return maze_task(maze, f"{self.id}/{seed:016x}", config, self.extra_moves)
+        raise ValueError(
+            f"nothing left to draw: of {ATTEMPTS:,} mazes each is held out by a fixed set, has no path of "
+            f"{level.shortest} moves, or is beyond the limit"
+        )
+
+    def _held_out(self, maze: Maze) -> bool:
+        if self.walls_out and walls_hash(maze.walls, maze.width) in self.walls_out:
+            return True
+        return bool(self.mazes_out) and canonical_hash(maze) in self.mazes_out
+
+
+def training_stream(
+    config: MazeConfig,
+    id: str,
+    *,
+    shortest: Sequence[int] | None = None,
+    bins: Sequence[Sequence[int]] | None = None,
+    extra_moves: int = 0,
+    exclude: Sequence[str] | None = None,
+) -> Stream:
+    """Make the stream of training tasks.
+
+    Args:
+        config: the environment's options.
+        id: the environment's id, the first part of each task's uid.
+        shortest: bin (fewest, most) of path lengths, in place of the environment's own.
+        bins: several such bins, drawn from in equal shares, as the fixed sets are made; excludes `shortest`.
+        extra_moves: added to each task's move limit.
+        exclude: names of the fixed sets to avoid; None: all of them. A set holds out the walls of its mazes in all 8
+            orientations, or, where it says so (5×5 has one tree only), walls, start and goal together.
+
+    Raises:
+        ValueError: an impossible bin, an unknown set, or nothing left to draw.
+    """
+    if isinstance(extra_moves, bool) or not isinstance(extra_moves, int) or extra_moves < 0:
+        raise ValueError(f"extra_moves={extra_moves!r}: must be a whole number, 0 or more")
+    if bins is not None and (shortest is not None or not bins):
+        raise ValueError("bins: give at least one pair (fewest, most), and no `shortest` beside them")
+    chosen: Sequence[Any] = bins if bins is not None else [config.shortest if shortest is None else shortest]
+    levels = tuple(replace(config, shortest=pair).level() for pair in chosen)
+    names = tuple(fixed.SETS) if exclude is None else tuple(exclude)
+    for name in names:
+        pick("fixed set", name, fixed.SETS)
+    walls_out, mazes_out = fixed.held_out(names, levels[0].height, levels[0].width)
+    stream = Stream(id, config, levels, extra_moves, walls_out, mazes_out)
+    for seed in range(len(levels) * 4):
+        stream(seed)  # refuse at once what would fail later
+    return stream
