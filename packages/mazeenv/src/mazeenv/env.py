@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from vismaze_hooks import Ending, Observation, RewardSum, Transition
 
 from mazeenv import drawing, rules
 from mazeenv.config import MazeConfig
@@ -18,6 +17,7 @@ from mazeenv.levels import draw_level
 from mazeenv.maze import Maze, check
 from mazeenv.registry import RewardChoice, make_observation, make_reward
 from mazeenv.state import MazeState
+from vismaze_hooks import Ending, Observation, RewardSum, Transition
 
 
 def _masks() -> tuple[np.ndarray, ...]:
@@ -58,7 +58,7 @@ class VisMazeEnv(gymnasium.Env):
     `VisMaze-v0`; `VisMaze-VisGymEasy-v0` and `VisMaze-VisGymHard-v0` (VisGym's boards, rules, colours and limits).
     """
 
-    metadata = {  # noqa: RUF012 — Gymnasium declares it as an instance variable"render_modes": ["rgb_array", "ansi"], "render_fps": 4}
+    metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 4}  # noqa: RUF012 — as Gymnasium declares it
     action_words = WORDS
 
     def __init__(
