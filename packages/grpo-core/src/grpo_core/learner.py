@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from .aggregation import gradient_scale
 from .metrics import Metrics, merge_metrics
@@ -46,8 +47,9 @@ def guarded_step(
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm: expected a number above 0 or None, got {max_norm}")
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    norm = torch.nn.utils.get_total_norm(gradients) if gradients else _zero(group)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
     grad_norm = float(norm)
     finite = torch.isfinite(norm).to(torch.int32)
     if group is not None and dist.is_initialized():
@@ -99,9 +101,15 @@ def accumulate_gradients(
     return merge_metrics(metrics)
 
 
+def _zero(group: dist.ProcessGroup | None) -> Tensor:
+    """0-d float64 where collectives of the group can reach it: NCCL takes no CPU tensors."""
+    on_gpu = group is not None and dist.is_initialized() and dist.get_backend(group) == "nccl"
+    return torch.zeros((), dtype=torch.float64, device="cuda" if on_gpu else "cpu")
+
+
 def _most(count: int, group: dist.ProcessGroup | None) -> int:
     if group is None or not dist.is_initialized():
         return count
-    most = torch.tensor(count)
+    most = _zero(group) + count
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     return int(most)

@@ -90,8 +90,9 @@ def logits_logprobs(
     check_device("targets", targets, logits, "logits")
     check_positive("temperature", temperature)
     scaled = widen(logits) / temperature
-    if banned_ids is not None:
-        scaled = scaled.masked_fill(_banned(banned_ids, targets, logits.shape[-1]), -torch.inf)
+    banned_V = _banned(banned_ids, targets, logits.shape[-1])
+    if banned_V is not None:
+        scaled = scaled.masked_fill(banned_V, -torch.inf)
     distribution = scaled.log_softmax(-1)
     _check_range(targets, logits.shape[-1])
     logprobs = distribution.gather(-1, targets.to(torch.int64).unsqueeze(-1)).squeeze(-1)

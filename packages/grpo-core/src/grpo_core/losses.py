@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._checks import check_choice, check_floating, check_like, check_positive, check_shape, widen
+from ._checks import check_choice, check_floating, check_like, check_positive, widen
 from .aggregation import weighted_sum
 from .metrics import Metrics
 from .tokens import MAX_LOG_RATIO, Tokens, flatten
@@ -27,13 +27,10 @@ LOSS_KINDS = tuple(DEFAULT_BOUNDS)
 
 
 @dataclass(frozen=True)
-class _Terms:
-    """What a kind may need; all [N] and selected by the mask, so every entry is finite."""
+class _Bounds:
+    """The settings of a kind, checked; what they mean is said in ``policy_loss``."""
 
-    logprobs_N: Tensor
-    log_ratio_N: Tensor
-    advantages_N: Tensor
-    tokens: Tokens
+    kind: str
     low: float
     high: float
     dual_clip: float | None
@@ -42,6 +39,32 @@ class _Terms:
     tau_positive: float
     tau_negative: float
     drift_weight: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("clip_low", self.low), ("clip_high", self.high), ("drift_weight", self.drift_weight)):
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name}: expected a finite number of at least 0, got {value}")
+        dual = self.dual_clip
+        if dual is not None and (dual <= 1 or self.kind not in ("ppo", "gspo")):
+            raise ValueError(f"dual_clip: expected a ratio above 1, for ppo or gspo, got {dual} for {self.kind}")
+        if self.kind == "cispo" and not self.ratio_min <= 1 <= self.ratio_max:
+            raise ValueError(
+                "ratio_min, ratio_max: expected ratio_min ≤ 1 ≤ ratio_max (bounds of the ratio itself; one on the other "
+                f"side of 1 would rescale every token), got {self.ratio_min}, {self.ratio_max}"
+            )
+        check_positive("tau_positive", self.tau_positive)
+        check_positive("tau_negative", self.tau_negative)
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What the formulas are made of: [N], selected by the mask, so that nothing from outside it is left."""
+
+    logprobs_N: Tensor
+    log_ratio_N: Tensor
+    advantages_N: Tensor
+    tokens: Tokens
+    bounds: _Bounds
 
 
 @dataclass(frozen=True)
@@ -98,10 +121,14 @@ def policy_loss(
     Returns:
         The 0-d loss, and detached, addable metrics under ``policy/`` (see ``metric_means``).
     """
-    terms = _read(
-        logprobs, old_logprobs, advantages, mask, kind, clip_low, clip_high, dual_clip, ratio_min, ratio_max,
-        tau_positive, tau_negative, drift_weight, sequence_ids,
-    )  # fmt: skip
+    check_choice("kind", kind, LOSS_KINDS)
+    if kind != "cispo" and (ratio_min is not None or ratio_max is not None):
+        raise ValueError(f"ratio_min, ratio_max: read by kind 'cispo' only, got {ratio_min}, {ratio_max} with {kind!r}")
+    low = DEFAULT_BOUNDS[kind][0] if clip_low is None else clip_low
+    high = DEFAULT_BOUNDS[kind][1] if clip_high is None else clip_high
+    least, most = 1 - low if ratio_min is None else ratio_min, 1 + high if ratio_max is None else ratio_max
+    bounds = _Bounds(kind, low, high, dual_clip, least, most, tau_positive, tau_negative, drift_weight)
+    terms = _read(logprobs, old_logprobs, advantages, flatten(mask, sequence_ids), mask, bounds)
     surrogate = _KINDS[kind](terms)
     loss_N = surrogate.loss_N
     if correction is not None:
@@ -115,43 +142,16 @@ def policy_loss(
     return loss, metrics
 
 
-def _read(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, kind: str, clip_low: float | None,
-    clip_high: float | None, dual_clip: float | None, ratio_min: float | None, ratio_max: float | None,
-    tau_positive: float, tau_negative: float, drift_weight: float, sequence_ids: Tensor | None,
-) -> _Terms:  # fmt: skip
-    check_choice("kind", kind, LOSS_KINDS)
+def _read(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, tokens: Tokens, mask: Tensor, bounds: _Bounds) -> _Terms:
     check_like("logprobs", logprobs, mask, "mask")
     check_like("old_logprobs", old_logprobs, logprobs, "logprobs")
     check_floating("advantages", advantages)
     if logprobs.dim() == 2 and advantages.shape == (logprobs.shape[0], 1):
         advantages = advantages.expand_as(logprobs)
-    check_shape("advantages", advantages, logprobs.shape, "logprobs")
-    low = DEFAULT_BOUNDS[kind][0] if clip_low is None else clip_low
-    high = DEFAULT_BOUNDS[kind][1] if clip_high is None else clip_high
-    for name, value in (("clip_low", low), ("clip_high", high), ("drift_weight", drift_weight)):
-        if not 0 <= value < float("inf"):
-            raise ValueError(f"{name}: expected a finite number of at least 0, got {value}")
-    if dual_clip is not None and (dual_clip <= 1 or kind not in ("ppo", "gspo")):
-        raise ValueError(f"dual_clip: expected a ratio above 1, with kind ppo or gspo, got {dual_clip} with {kind}")
-    if kind != "cispo" and (ratio_min is not None or ratio_max is not None):
-        raise ValueError(f"ratio_min, ratio_max: read by kind 'cispo' only, got {ratio_min}, {ratio_max} with {kind!r}")
-    least = 1 - low if ratio_min is None else ratio_min
-    most = 1 + high if ratio_max is None else ratio_max
-    if not least <= 1 <= most:
-        raise ValueError(
-            f"ratio_min, ratio_max: expected ratio_min ≤ 1 ≤ ratio_max (bounds of the ratio itself: a bound on the other "
-            f"side of 1 would rescale every token), got {least}, {most}"
-        )
-    check_positive("tau_positive", tau_positive)
-    check_positive("tau_negative", tau_negative)
-    tokens = flatten(mask, sequence_ids)
+    check_like("advantages", advantages, logprobs, "logprobs")
     logprobs_N = tokens.select(widen(logprobs))
     log_ratio_N = logprobs_N - tokens.select(widen(old_logprobs.detach()))
-    return _Terms(
-        logprobs_N, log_ratio_N, tokens.select(widen(advantages.detach())), tokens, low, high, dual_clip, least, most,
-        tau_positive, tau_negative, drift_weight,
-    )  # fmt: skip
+    return _Terms(logprobs_N, log_ratio_N, tokens.select(widen(advantages.detach())), tokens, bounds)
 
 
 def _ratio(log_ratio: Tensor) -> Tensor:
@@ -160,10 +160,10 @@ def _ratio(log_ratio: Tensor) -> Tensor:
 
 def _clipped(ratio_N: Tensor, terms: _Terms) -> _Surrogate:
     """ℓ = max(−A w, −A clip(w, 1−low, 1+high)); for A < 0 with dual clip c also min(ℓ, −c A)."""
-    advantages_N, dual = terms.advantages_N, terms.dual_clip
-    low_N = (advantages_N < 0) & (ratio_N < 1 - terms.low)
-    high_N = (advantages_N > 0) & (ratio_N > 1 + terms.high)
-    bounded_N = torch.where(high_N, 1 + terms.high, torch.where(low_N, 1 - terms.low, ratio_N))
+    advantages_N, dual = terms.advantages_N, terms.bounds.dual_clip
+    low_N = (advantages_N < 0) & (ratio_N < 1 - terms.bounds.low)
+    high_N = (advantages_N > 0) & (ratio_N > 1 + terms.bounds.high)
+    bounded_N = torch.where(high_N, 1 + terms.bounds.high, torch.where(low_N, 1 - terms.bounds.low, ratio_N))
     if dual is not None:
         dual_N = (advantages_N < 0) & (ratio_N > dual)
         bounded_N, high_N = torch.where(dual_N, dual, bounded_N), high_N | dual_N
@@ -187,16 +187,16 @@ def _gspo(terms: _Terms) -> _Surrogate:
 def _cispo(terms: _Terms) -> _Surrogate:
     """ℓ = −sg(clip(w, ratio_min, ratio_max)) A p: no token ever loses its gradient. MiniMax-M1, arXiv 2506.13585."""
     ratio_N = _ratio(terms.log_ratio_N.detach())
-    loss_N = -ratio_N.clamp(terms.ratio_min, terms.ratio_max) * terms.advantages_N * terms.logprobs_N
-    return _Surrogate(loss_N, ratio_N < terms.ratio_min, ratio_N > terms.ratio_max, ratio_N)
+    loss_N = -ratio_N.clamp(terms.bounds.ratio_min, terms.bounds.ratio_max) * terms.advantages_N * terms.logprobs_N
+    return _Surrogate(loss_N, ratio_N < terms.bounds.ratio_min, ratio_N > terms.bounds.ratio_max, ratio_N)
 
 
 def _sapo(terms: _Terms) -> _Surrogate:
     """ℓ = −A (4/τ) sigmoid(τ (w − 1)), τ by the sign of A: a soft gate, slope 1 at w = 1. SAPO, arXiv 2511.20347."""
     ratio_N = _ratio(terms.log_ratio_N)
-    tau_N = torch.where(terms.advantages_N > 0, terms.tau_positive, terms.tau_negative)
+    tau_N = torch.where(terms.advantages_N > 0, terms.bounds.tau_positive, terms.bounds.tau_negative)
     loss_N = -terms.advantages_N * (4 / tau_N) * torch.sigmoid(tau_N * (ratio_N - 1))
-    return _Surrogate(loss_N, ratio_N < 1 - terms.low, ratio_N > 1 + terms.high, ratio_N.detach())
+    return _Surrogate(loss_N, ratio_N < 1 - terms.bounds.low, ratio_N > 1 + terms.bounds.high, ratio_N.detach())
 
 
 def _gmpo(terms: _Terms) -> _Surrogate:
@@ -205,9 +205,9 @@ def _gmpo(terms: _Terms) -> _Surrogate:
     x = min(d, high) for A > 0 and max(d, −low) for A < 0; use it with ``seq_mean_token_mean``.
     """
     log_ratio_N, advantages_N = terms.log_ratio_N, terms.advantages_N
-    low_N = (advantages_N < 0) & (log_ratio_N < -terms.low)
-    high_N = (advantages_N > 0) & (log_ratio_N > terms.high)
-    held_N = torch.where(high_N, terms.high, torch.where(low_N, -terms.low, log_ratio_N))
+    low_N = (advantages_N < 0) & (log_ratio_N < -terms.bounds.low)
+    high_N = (advantages_N > 0) & (log_ratio_N > terms.bounds.high)
+    held_N = torch.where(high_N, terms.bounds.high, torch.where(low_N, -terms.bounds.low, log_ratio_N))
     mean_N = terms.tokens.spread(terms.tokens.sequence_mean(held_N))
     return _Surrogate(-advantages_N * _ratio(mean_N), low_N, high_N, _ratio(log_ratio_N.detach()))
 
@@ -220,10 +220,10 @@ def _dppo_tv(terms: _Terms) -> _Surrogate:
     """
     ratio_N, new_N = _ratio(terms.log_ratio_N), terms.logprobs_N.detach()
     moved_N = new_N.exp() - (new_N - terms.log_ratio_N.detach()).exp()
-    low_N = (terms.advantages_N < 0) & (moved_N < -terms.low)
-    high_N = (terms.advantages_N > 0) & (moved_N > terms.high)
+    low_N = (terms.advantages_N < 0) & (moved_N < -terms.bounds.low)
+    high_N = (terms.advantages_N > 0) & (moved_N > terms.bounds.high)
     surrogate_N = torch.where(low_N | high_N, 0.0, -terms.advantages_N * ratio_N)
-    return _Surrogate(surrogate_N + terms.drift_weight * terms.log_ratio_N.square(), low_N, high_N, ratio_N.detach())
+    return _Surrogate(surrogate_N + terms.bounds.drift_weight * terms.log_ratio_N.square(), low_N, high_N, ratio_N.detach())
 
 
 _KINDS: dict[str, Callable[[_Terms], _Surrogate]] = {
