@@ -1,0 +1,1 @@
+"""Multi-turn GRPO for vision-language agents."""

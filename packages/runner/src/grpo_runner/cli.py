@@ -1,0 +1,185 @@
+"""`grpo-run`: parse first, import torch after."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from grpo_runner.config import Config
+    from vismaze_hooks import Plugins
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Multi-turn GRPO for vision-language agents.",
+)
+config_app = typer.Typer(no_args_is_help=True, help="Look at configurations.")
+app.add_typer(config_app, name="config")
+
+ConfigFile = Annotated[Path, typer.Argument(help="a TOML file", metavar="CONFIG.toml")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="overrides, such as train.lr=3e-4", metavar="[key=value …]")]
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+@contextmanager
+def messages() -> Iterator[None]:
+    """Turn what a user can mend into one clear message and exit code 2; an interrupt into 130. Other errors keep their traceback."""
+    from grpo_runner.errors import USER_ERRORS
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say("interrupted; what was committed is kept, and the same command continues from there")
+        raise typer.Exit(INTERRUPTED) from None
+    except USER_ERRORS as error:
+        _say(f"error: {error}")
+        raise typer.Exit(USER_ERROR) from error
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _open(path: Path, overrides: list[str] | None) -> tuple[Config, Plugins]:
+    from grpo_runner.config import load
+    from vismaze_hooks import load_plugins
+
+    config = load(path, overrides or ())
+    return config, load_plugins(config.plugins, folder=path.resolve().parent)
+
+
+def _quiet() -> None:
+    """Silence the libraries' own chatter about loading weights; warnings stay."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    warnings.filterwarnings("default")
+
+
+def _teller(steps: int) -> tuple[Callable[[str], None], Callable[[], None]]:
+    """Return a function that reports one line of progress, and one that ends the display."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return (lambda line: print(line, file=sys.stderr, flush=True)), (lambda: None)
+    bar = Progress(
+        TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, transient=True
+    )
+    task = bar.add_task("training", total=steps)
+    bar.start()
+
+    def tell(line: str) -> None:
+        bar.console.print(line, highlight=False)
+        if line.startswith("step "):
+            bar.update(task, completed=int(line.split()[1].split("/")[0]))
+
+    return tell, bar.stop
+
+
+@app.command()
+def train(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Train; the same command again continues where the run folder stands."""
+    with messages():
+        settings, plugins = _open(config, overrides)
+        _quiet()
+        from grpo_runner.main_job import run_training
+
+        tell, end = _teller(settings.run.steps)
+        try:
+            lines = run_training(settings, plugins, tell)
+        finally:
+            end()
+        print("\n".join(lines))
+
+
+@app.command()
+def sft(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Build the base model and warm-start it on solver demonstrations, as `train` would do first."""
+    with messages():
+        settings, plugins = _open(config, overrides)
+        _quiet()
+        from grpo_runner.base_model import ensure_base
+        from grpo_runner.session import find_environment
+
+        record = ensure_base(settings, find_environment(settings, plugins), _say)
+        print(f"{settings.model.path}  sha256 {record['identity']}")
+
+
+@app.command(name="eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
+    tasks: Annotated[str | None, typer.Option("--set", help="fixed set; the run's own by default")] = None,
+    adapter: Annotated[Path | None, typer.Option(help="adapter folder; the run's newest export by default")] = None,
+    base: Annotated[bool, typer.Option("--base", help="evaluate the base model without an adapter")] = False,
+    samples: Annotated[int, typer.Option(help="sampled episodes of each task")] = 0,
+) -> None:
+    """Evaluate a run's adapter on a fixed set."""
+    with messages():
+        settings, plugins = _open(run / "config.toml", None)
+        _quiet()
+        from grpo_runner.main_job import run_evaluation
+
+        print("\n".join(run_evaluation(run, settings, plugins, set_name=tasks, adapter=adapter, base=base, samples=samples)))
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")]) -> None:
+    """Write a run's report.html anew."""
+    with messages():
+        settings, plugins = _open(run / "config.toml", None)
+        from grpo_runner.main_job import make_report
+
+        print(make_report(run, settings, plugins))
+
+
+@app.command()
+def plugins() -> None:
+    """List what is installed: plugins, what they offer, and what could not be loaded."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from vismaze_hooks import load_plugins
+
+    with warnings.catch_warnings(), messages():
+        warnings.simplefilter("ignore")  # problems are listed below
+        found = load_plugins()
+        table = Table("kind", "name", "plugin", "from")
+        for kind, offers in found.offers.items():
+            for name in sorted(offers):
+                owner = found.owners[kind, name]
+                table.add_row(kind, name, owner, found.origins.get(owner, "?"))
+        Console().print(table)
+        for problem in found.problems:
+            _say(f"could not load {problem.plugin} ({problem.origin}): {problem.error}")
+        if found.problems:
+            raise typer.Exit(1)
+
+
+@config_app.command()
+def show(
+    config: Annotated[Path | None, typer.Argument(help="a TOML file; without it the defaults", metavar="[CONFIG.toml]")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Print every key with its meaning and its value."""
+    from grpo_runner.config import describe, flat, load
+
+    with messages():
+        values = dict(flat(load(config, overrides or ()))) if config else {}
+        for key, info in describe():
+            default = "required" if info.is_required() else repr(info.get_default(call_default_factory=True))
+            value = repr(values[key]) if key in values else default
+            print(f"{key} = {value}\n    {info.description or ''}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,226 @@
+"""The engine `local`: samples in this process, many trajectories in lockstep, on any device torch has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import load_peft_weights, set_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import DynamicCache
+
+from grpo_runner.pictures import FeatureCache
+from grpo_runner.policy import Lora, Policy, Row, RowBuilder, TextBatch, collate, load_processors, shared_features
+from grpo_runner.seeds import uniform
+from vismaze_hooks import Completion, Request
+
+ROWS = 256  # rows a forward pass: more does not help small models and costs memory
+
+
+class LocalEngine:
+    """Holds its own copy of the weights, so that publishing is as real here as anywhere.
+
+    Requests that ask the same question (equal ids and pictures) share one forward pass and are sampled apart, each with
+    its own seed. Each distinct picture is encoded once for as long as the vision tower's weights stay the same.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        lora: Mapping[str, Any] | None = None,
+        keep_history: bool = False,
+    ) -> None:
+        """
+        Args:
+            model: folder of the base model.
+            lora: rank, alpha and targets of the adapters to come; None: whole models are published.
+            keep_history: keep keys and values of each session for the next turn; for histories that only grow.
+        """
+        self.processors = load_processors(Path(model))
+        self.policy = Policy(Path(model), lora=Lora(**lora) if lora is not None else None, seed=0)
+        self.policy.core.requires_grad_(False)
+        self.version = 0
+        self._rows = RowBuilder(self.processors)
+        self.features = FeatureCache() if self.policy.trains_vision else shared_features(Path(model))
+        self._keep = keep_history
+        self._kept: dict[str, _Kept] = {}
+        self._banned = torch.tensor(self.processors.vocabulary.banned)
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Sample one turn for each request. The result for a request does not depend on what else is in the call."""
+        questions: dict[tuple[tuple[int, ...], tuple[str, ...]], list[int]] = {}
+        for number, request in enumerate(requests):
+            questions.setdefault((request.prompt_ids, tuple(i.sha256 for i in request.images)), []).append(number)
+        images = [i for r in requests for i in r.images]
+        self._table = self.features.table(self.policy.core.model.visual, self.processors.patches, images, self.processors.merge)
+        results: list[Completion | None] = [None] * len(requests)
+        old, self._kept = self._kept, {}
+        fresh, grown = [], []
+        for key, numbers in questions.items():
+            kept = old.get(requests[numbers[0]].session) if self._keep else None
+            (grown if kept is not None and kept.extends(key) else fresh).append((key, numbers, kept))
+        for group in (fresh, grown):
+            ordered = sorted(group, key=lambda item: len(item[0][0]))
+            for start in range(0, len(ordered), ROWS):
+                self._answer(ordered[start : start + ROWS], requests, results)
+        return results  # type: ignore[return-value]
+
+    def publish(self, adapter_folder: Path, version: int) -> None:
+        """Load a PEFT adapter folder, or a model folder without LoRA.
+
+        Raises:
+            ValueError: a key of the file has no place in the model, or a place got no key.
+        """
+        if self.policy.peft is not None:
+            weights = load_peft_weights(str(adapter_folder), device="cpu")
+            outcome = set_peft_model_state_dict(self.policy.peft, weights)
+            lacking = [k for k in outcome.missing_keys if "lora_" in k]
+            unknown = list(outcome.unexpected_keys)
+        else:
+            weights = load_file(adapter_folder / "model.safetensors")
+            outcome = self.policy.core.load_state_dict(weights, strict=False)
+            tied = {"lm_head.weight"} if self.policy.core.config.tie_word_embeddings else set()
+            lacking, unknown = [k for k in outcome.missing_keys if k not in tied], list(outcome.unexpected_keys)
+        if lacking or unknown:
+            raise ValueError(f"{adapter_folder}: weights without a place: {unknown[:3]}; places without weights: {lacking[:3]}")
+        self.version = version
+        self._kept.clear()
+        if self.policy.trains_vision:
+            self.features.clear()
+
+    def close(self) -> None:
+        self._kept.clear()
+
+    def _answer(self, group: list, requests: Sequence[Request], results: list[Completion | None]) -> None:
+        """Prefill the distinct questions of a group, then decode; states that sampled the same tokens stay one row."""
+        if not group:
+            return
+        cache, mask, after, hidden = self._prefill(group, requests)
+        if self._keep:
+            for row, (key, numbers, _) in enumerate(group):
+                kept = _Kept(key, _layers(cache), mask, int(after[row]), row)
+                self._kept.update({requests[n].session: kept for n in numbers})
+        vocabulary = self.processors.vocabulary
+        owner = np.array([row for row, (_, numbers, _) in enumerate(group) for _ in numbers])  # state of each live request
+        live = [n for _, numbers, _ in group for n in numbers]
+        tokens: dict[int, list[int]] = {n: [] for n in live}
+        logprobs: dict[int, list[float]] = {n: [] for n in live}
+        for position in range(max(r.max_new_tokens for r in (requests[n] for n in live))):
+            ids, values = self._sample(hidden, owner, [requests[n] for n in live], position)
+            going = []
+            for at, n in enumerate(live):
+                tokens[n].append(ids[at])
+                logprobs[n].append(values[at])
+                stopped = ids[at] == vocabulary.end_of_turn
+                if stopped or len(tokens[n]) == requests[n].max_new_tokens:
+                    results[n] = Completion(tuple(tokens[n]), tuple(logprobs[n]), stopped, self.version)
+                else:
+                    going.append(at)
+            if not going:
+                return
+            states: dict[tuple[int, int], int] = {}
+            owner = np.array([states.setdefault((int(owner[at]), ids[at]), len(states)) for at in going])
+            live = [live[at] for at in going]
+            parents = torch.tensor([parent for parent, _ in states])
+            cache.batch_select_indices(parents)
+            mask = torch.cat([mask[parents], torch.ones(len(parents), 1, dtype=torch.long)], dim=1)
+            after = after[parents]
+            step = TextBatch(torch.tensor([[t] for _, t in states]), mask, after.view(1, -1, 1).expand(4, -1, 1))
+            hidden = self.policy.hidden(step, None, cache)[:, -1]
+            after = after + 1
+
+    def _prefill(
+        self, group: list, requests: Sequence[Request]
+    ) -> tuple[DynamicCache, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return cache, mask [rows, length], next position [rows] and last hidden states [rows, width]."""
+        rows, shas = [], []
+        for _, numbers, kept in group:
+            request = requests[numbers[0]]
+            row = self._rows.build(request.prompt_ids, request.images)
+            if kept is not None:
+                row = Row(row.ids[kept.length :], row.positions[:, kept.length :], row.shas[kept.pictures :])
+            rows.append(row)
+            shas.extend(row.shas)
+        batch = collate(rows, self.processors.vocabulary.pad)
+        mask, cache = batch.mask, DynamicCache()
+        if group[0][2] is not None:
+            kepts = [kept for _, _, kept in group]
+            cache, old_mask = _join(kepts)
+            mask = torch.cat([old_mask, batch.mask], dim=1)
+            batch = TextBatch(batch.ids, mask, batch.positions)
+        features = self._table.rows[self._table.index(shas)] if shas else None
+        hidden = self.policy.hidden(batch, features, cache)[:, -1]
+        return cache, mask, batch.positions[1:, :, -1].amax(0) + 1, hidden
+
+    def _sample(
+        self, hidden: torch.Tensor, owner: np.ndarray, requests: Sequence[Request], position: int
+    ) -> tuple[list[int], list[float]]:
+        """Draw one token for each request from its state's distribution, by inverse transform with the seeded draw."""
+        logits = torch.nn.functional.linear(hidden, self.policy.head).float()
+        logits[:, self._banned] = -torch.inf
+        temperatures = torch.tensor([r.temperature for r in requests])
+        greedy = temperatures == 0
+        scaled = logits[owner] / torch.where(greedy, 1.0, temperatures)[:, None]
+        logprobs = torch.log_softmax(scaled, dim=-1)
+        draws = torch.tensor([uniform(r.seed, position) for r in requests], dtype=torch.float64)
+        cumulative = logprobs.double().exp().cumsum(-1)
+        chosen = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True).squeeze(1)
+        chosen = torch.where(greedy, logprobs.argmax(-1), chosen.clamp(max=logits.shape[1] - 1))
+        return chosen.tolist(), logprobs.gather(1, chosen[:, None]).squeeze(1).tolist()
+
+
+@dataclass
+class _Kept:
+    """Keys and values of one session's last prompt, as a row of the batch that it was computed in."""
+
+    key: tuple[tuple[int, ...], tuple[str, ...]]
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    mask: torch.Tensor  # long [rows, cached length]
+    after: int
+    row: int
+    length: int = field(init=False)  # tokens of this row
+    pictures: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.length = int(self.mask[self.row].sum())
+        self.pictures = len(self.key[1])
+
+    def extends(self, key: tuple[tuple[int, ...], tuple[str, ...]]) -> bool:
+        ids, shas = self.key
+        return len(key[0]) > len(ids) and key[0][: len(ids)] == ids and key[1][: len(shas)] == shas
+
+
+def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def _join(kepts: Sequence[_Kept]) -> tuple[DynamicCache, torch.Tensor]:
+    """Put the kept rows of several batches together, left-padded to one length."""
+    length = max(k.mask.shape[1] for k in kepts)
+    mask = torch.stack([_left_pad(k.mask[k.row], length, 0) for k in kepts])
+    cache = DynamicCache()
+    for number in range(len(kepts[0].layers)):
+        keys = torch.stack([_left_pad(k.layers[number][0][k.row], length, 1) for k in kepts])
+        values = torch.stack([_left_pad(k.layers[number][1][k.row], length, 1) for k in kepts])
+        cache.update(keys, values, number)
+    used = int(mask.any(0).int().argmax())  # columns that are padding for every row
+    if used:
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, used:], layer.values[:, :, used:]
+        mask = mask[:, used:]
+    return cache, mask
+
+
+def _left_pad(tensor: torch.Tensor, length: int, dim: int) -> torch.Tensor:
+    lacking = length - tensor.shape[dim]
+    if lacking == 0:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = lacking
+    return torch.cat([tensor.new_zeros(shape), tensor], dim=dim)

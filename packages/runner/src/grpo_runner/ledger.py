@@ -1,0 +1,84 @@
+"""The trajectory ledger: everything that was shown, sampled and paid, by coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vismaze_hooks import Ending, Image, Task
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One question and its answer, as ids.
+
+    Example: a turn of the demo has a prompt of about 40 ids with two image placeholders, two pictures, and the four
+    sampled ids of `<action>left</action><|im_end|>`.
+    """
+
+    prompt_ids: tuple[int, ...]  # image placeholders not expanded
+    images: tuple[Image, ...]
+    token_ids: tuple[int, ...]  # as sampled
+    logprobs: tuple[float, ...]  # of the sampler
+    seed: int
+    weights_version: int
+    answer: str
+    readable: bool
+    feedback: str
+    reward: float
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One sample of a task's group."""
+
+    task: Task
+    sample: int
+    turns: tuple[Turn, ...]
+    reward: float | None  # sum over the turns; None: a reward asked to leave the sample out
+    success: bool
+    ending: Ending
+
+    @property
+    def moves(self) -> int:
+        return len(self.turns)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sequence to train on: ids with the positions that the model itself made."""
+
+    trajectory: int  # its place in the batch of trajectories
+    ids: tuple[int, ...]  # image placeholders not expanded
+    images: tuple[Image, ...]
+    trained: np.ndarray  # int64 [trained tokens], places in `ids`
+    sampler_logprobs: np.ndarray  # float64 [trained tokens]
+    versions: np.ndarray  # int64 [trained tokens]: weights version each token was sampled with
+
+
+def samples_of(number: int, trajectory: Trajectory) -> list[Sample]:
+    """Return the sequences of one trajectory: turns are one sequence for as long as each prompt extends the last.
+
+    With the full history that is one sequence a trajectory; with a bounded history it is one a turn. No setting is asked.
+    """
+    samples: list[Sample] = []
+    ids: tuple[int, ...] = ()
+    open_turns: list[tuple[int, Turn]] = []  # first place of the answer, turn
+    for turn in trajectory.turns:
+        if open_turns and turn.prompt_ids[: len(ids)] != ids:
+            samples.append(_close(number, ids, open_turns))
+            open_turns = []
+        open_turns.append((len(turn.prompt_ids), turn))
+        ids = turn.prompt_ids + turn.token_ids
+    if open_turns:
+        samples.append(_close(number, ids, open_turns))
+    return samples
+
+
+def _close(number: int, ids: tuple[int, ...], turns: Sequence[tuple[int, Turn]]) -> Sample:
+    places = np.concatenate([np.arange(start, start + len(t.token_ids)) for start, t in turns])
+    logprobs = np.concatenate([np.asarray(t.logprobs) for _, t in turns])
+    versions = np.concatenate([np.full(len(t.token_ids), t.weights_version) for _, t in turns])
+    return Sample(number, ids, turns[-1][1].images, places, logprobs, versions)

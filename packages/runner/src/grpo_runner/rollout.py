@@ -1,0 +1,167 @@
+"""Rollouts: environments and an engine in lockstep, until every episode is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from grpo_runner.chat import Chat, Vocabulary
+from grpo_runner.ledger import Trajectory, Turn
+from grpo_runner.pictures import identify
+from grpo_runner.seeds import derive_seed
+from vismaze_hooks import Completion, Ending, Engine, EnvironmentOffer, Image, Request, Task
+from vismaze_hooks.answers import tagged
+from vismaze_hooks.text import TextEnvironment, make_text_environment
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """How turns are asked for."""
+
+    history: int | None  # past turns in the prompt; None: all of them
+    max_new_tokens: int  # a turn
+    temperature: float  # 0.0: greedy
+
+
+@dataclass
+class _Episode:
+    """One running episode: what was shown and answered so far."""
+
+    env: TextEnvironment
+    task: Task
+    sample: int
+    prompt: str = ""
+    shown: list[tuple[str, tuple[Image, ...]]] = field(default_factory=list)  # text and pictures of each turn
+    turns: list[Turn] = field(default_factory=list)
+    excluded: bool = False
+    ending: Ending = Ending.RUNNING
+    success: bool = False
+
+
+class Rollouts:
+    """Keeps the environments and the picture identities between calls; holds no state that a result depends on."""
+
+    def __init__(self, offer: EnvironmentOffer, chat: Chat, vocabulary: Vocabulary, *, prompt: str | None = None) -> None:
+        self._offer = offer
+        self._chat = chat
+        self._vocabulary = vocabulary
+        self._prompt = prompt
+        self._idle: list[TextEnvironment] = []
+        self._pictures: dict[bytes, Image] = {}
+
+    def run(
+        self,
+        engine: Engine,
+        tasks: Sequence[tuple[Task, int]],
+        settings: RolloutSettings,
+        seed_of: Callable[[Task, int, int], int],
+    ) -> list[Trajectory]:
+        """Play every (task, sample) to its end.
+
+        Args:
+            seed_of: (task, sample, turn) -> the turn's 64-bit seed.
+        """
+        episodes = [self._begin(task, sample) for task, sample in tasks]
+        running = episodes
+        while running:
+            requests = [self._request(e, settings, seed_of(e.task, e.sample, len(e.turns))) for e in running]
+            for episode, request, completion in zip(running, requests, engine.generate(requests), strict=True):
+                self._advance(episode, request, completion)
+            self._idle.extend(e.env for e in running if e.ending is not Ending.RUNNING)
+            running = [e for e in running if e.ending is Ending.RUNNING]
+        self._pictures.clear()
+        return [_finish(e) for e in episodes]
+
+    def demonstrate(self, tasks: Sequence[Task], settings: RolloutSettings) -> list[Trajectory]:
+        """Play every task as the offer's solver does, in the words and ids that the model would use.
+
+        Raises:
+            ValueError: the environment offers no solver.
+        """
+        if self._offer.solver is None:
+            raise ValueError(f"environment {self._offer.id} offers no solver, so there are no demonstrations to learn from")
+        form = self._offer.answer or tagged
+        episodes = []
+        for task in tasks:
+            episode = self._begin(task, 0)
+            for action in self._offer.solver(episode.env.unwrapped):
+                ids = (*self._chat.encode(form(self._offer.words[action])), self._vocabulary.end_of_turn)
+                completion = Completion(ids, (0.0,) * len(ids), True, 0)
+                self._advance(episode, self._request(episode, settings, 0), completion)
+            self._idle.append(episode.env)
+            episodes.append(episode)
+        self._pictures.clear()
+        return [_finish(e) for e in episodes]
+
+    def _begin(self, task: Task, sample: int) -> _Episode:
+        env = self._idle.pop() if self._idle else make_text_environment(self._offer, prompt=self._prompt)
+        observation, info = env.start(task)
+        episode = _Episode(env, task, sample, prompt=info["prompt"])
+        self._show(episode, observation, info, "")
+        return episode
+
+    def _show(self, episode: _Episode, observation: Any, info: dict[str, Any], feedback: str) -> None:
+        if episode.env.modality == "image":
+            key = np.ascontiguousarray(observation).tobytes()
+            picture = self._pictures.get(key)
+            if picture is None:
+                picture = self._pictures[key] = identify(observation)
+            episode.shown.append((feedback, (picture,)))
+        else:
+            episode.shown.append(("\n".join(filter(None, (feedback, info.get("text", "")))), ()))
+
+    def _request(self, episode: _Episode, settings: RolloutSettings, seed: int) -> Request:
+        now = len(episode.turns)
+        first = 0 if settings.history is None else max(0, now - settings.history)
+        ids: list[int] = []
+        images: list[Image] = []
+        for turn in range(first, now + 1):
+            text, pictures = episode.shown[turn]
+            lead = f"{episode.prompt}\n{text}" if turn == first else text
+            before = episode.turns[turn - 1] if turn > first else None
+            closed = before is None or before.token_ids[-1:] == (self._vocabulary.end_of_turn,)
+            ids.extend(self._chat.observation(lead, len(pictures), first=turn == first, closed=closed))
+            images.extend(pictures)
+            if turn < now:
+                ids.extend(episode.turns[turn].token_ids)
+        session = f"{episode.task.uid}#{episode.sample}"
+        return Request(tuple(ids), tuple(images), seed, settings.max_new_tokens, settings.temperature, session)
+
+    def _advance(self, episode: _Episode, request: Request, completion: Any) -> None:
+        answer = self._chat.decode(completion.token_ids, self._vocabulary)
+        observation, reward, _, _, info = episode.env.step(answer)
+        episode.turns.append(
+            Turn(
+                request.prompt_ids,
+                request.images,
+                completion.token_ids,
+                completion.logprobs,
+                request.seed,
+                completion.weights_version,
+                answer,
+                info["readable"],
+                info["feedback"],
+                float(reward),
+            )
+        )
+        episode.excluded |= info["excluded"]
+        episode.ending, episode.success = info["ending"], info["success"]
+        self._show(episode, observation, info, info["feedback"])
+
+
+def _finish(episode: _Episode) -> Trajectory:
+    reward = None if episode.excluded else float(sum(t.reward for t in episode.turns))
+    return Trajectory(episode.task, episode.sample, tuple(episode.turns), reward, episode.success, episode.ending)
+
+
+def training_seed(run_seed: int, step: int) -> Callable[[Task, int, int], int]:
+    """Return the seeds of one training step's turns."""
+    return lambda task, sample, turn: derive_seed(run_seed, "sample", step, task.uid, sample, turn)
+
+
+def evaluation_seed(run_seed: int) -> Callable[[Task, int, int], int]:
+    """Return the seeds of an evaluation's turns: the same at every evaluation of a run."""
+    return lambda task, sample, turn: derive_seed(run_seed, "evaluate", task.uid, sample, turn)
