@@ -69,17 +69,12 @@ def group_advantages(
         result_N = _grpo(rewards_N, groups, keep_N, scale, ddof, eps)
     elif estimator == "opo":
         result_N = _opo(rewards_N, groups, keep_N, lengths_N)
-    elif estimator in ("reinforce_pp", "reinforce_pp_baseline"):
-        centred_N = rewards_N
-        if estimator == "reinforce_pp_baseline":
-            centred_N = rewards_N - groups.spread(groups.mean(rewards_N, keep_N))
-        result_N = _whiten(centred_N, lengths_N if keep_N is None else lengths_N * keep_N, eps)
-    else:
+    elif estimator in ("rloo", "maxrl"):
         result_N = _relative(rewards_N, groups, keep_N, estimator)
-    if signal_N is not None:
-        result_N = torch.where(signal_N, result_N, 0.0)
-    if keep_N is not None:
-        result_N = torch.where(keep_N, result_N, 0.0)
+    else:
+        result_N = _reinforce_pp(rewards_N, groups, keep_N, lengths_N, estimator, eps)
+    for alive_N in (signal_N, keep_N):
+        result_N = result_N if alive_N is None else torch.where(alive_N, result_N, 0.0)
     return result_N.to(dtype)
 
 
@@ -111,6 +106,14 @@ def _opo(rewards_N: Tensor, groups: Groups, keep_N: Tensor | None, lengths_N: Te
     total_G = groups.sum(weights_N)
     baseline_G = groups.sum(weights_N * rewards_N) / torch.where(total_G > 0, total_G, 1.0)
     return rewards_N - groups.spread(baseline_G)
+
+
+def _reinforce_pp(
+    rewards_N: Tensor, groups: Groups, keep_N: Tensor | None, lengths_N: Tensor, estimator: str, eps: float
+) -> Tensor:
+    if estimator == "reinforce_pp_baseline":
+        rewards_N = rewards_N - groups.spread(groups.mean(rewards_N, keep_N))
+    return _whiten(rewards_N, lengths_N if keep_N is None else lengths_N * keep_N, eps)
 
 
 def _whiten(values_N: Tensor, weights_N: Tensor, eps: float) -> Tensor:

@@ -105,8 +105,7 @@ def policy_loss(
 
     Args:
         logprobs, old_logprobs: [B, T] padded, or [N] packed; no gradient reaches the old ones.
-        advantages: same shape; for padded tensors also [B, 1].
-        mask: same shape, bool. What stands outside it, NaN and inf included, has no influence.
+        advantages, mask: same shape (advantages also [B, 1]); bool mask, outside which nothing has any influence.
         denominator: of the whole optimizer step, see ``step_denominator``.
         clip_low, clip_high: distance from ratio 1 (gmpo: in log-ratio; dppo_tv: in probability), at least 0;
             None takes ``DEFAULT_BOUNDS[kind]``, 0.2 and 0.28 for ppo.
@@ -116,7 +115,7 @@ def policy_loss(
         drift_weight: dppo_tv's factor of (p − q)².
         correction: same shape, detached factors of the token losses, from ``rollout_correction``.
         aggregation, sequence_ids, token_weights: as in ``aggregate``.
-        entropy: same shape, only for the metrics.
+        entropy: same shape, only for the metrics (a bonus is ``−coefficient × aggregate(entropy, …)``).
 
     Returns:
         The 0-d loss, and detached, addable metrics under ``policy/`` (see ``metric_means``).
@@ -124,8 +123,7 @@ def policy_loss(
     check_choice("kind", kind, LOSS_KINDS)
     if kind != "cispo" and (ratio_min is not None or ratio_max is not None):
         raise ValueError(f"ratio_min, ratio_max: read by kind 'cispo' only, got {ratio_min}, {ratio_max} with {kind!r}")
-    low = DEFAULT_BOUNDS[kind][0] if clip_low is None else clip_low
-    high = DEFAULT_BOUNDS[kind][1] if clip_high is None else clip_high
+    low, high = (d if v is None else v for v, d in zip((clip_low, clip_high), DEFAULT_BOUNDS[kind], strict=True))
     least, most = 1 - low if ratio_min is None else ratio_min, 1 + high if ratio_max is None else ratio_max
     bounds = _Bounds(kind, low, high, dual_clip, least, most, tau_positive, tau_negative, drift_weight)
     terms = _read(logprobs, old_logprobs, advantages, flatten(mask, sequence_ids), mask, bounds)
@@ -135,11 +133,7 @@ def policy_loss(
         check_like("correction", correction, logprobs, "logprobs")
         loss_N = loss_N * terms.tokens.select(widen(correction.detach()))
     loss = weighted_sum(loss_N, terms.tokens, denominator, aggregation, token_weights)
-    metrics = _metrics(terms, surrogate, loss.detach())
-    if entropy is not None:
-        check_like("entropy", entropy, logprobs, "logprobs")
-        metrics["policy/entropy_sum"] = terms.tokens.select(widen(entropy.detach())).sum()
-    return loss, metrics
+    return loss, _metrics(terms, surrogate, loss.detach()) | _entropy_metric(entropy, logprobs, terms.tokens)
 
 
 def _read(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, tokens: Tokens, mask: Tensor, bounds: _Bounds) -> _Terms:
@@ -251,3 +245,10 @@ def _metrics(terms: _Terms, surrogate: _Surrogate, loss: Tensor) -> Metrics:
         "policy/ratio_min": torch.cat((ratio_N, one)).min(),
         "policy/approx_kl_sum": drift_N.sum(),
     }
+
+
+def _entropy_metric(entropy: Tensor | None, logprobs: Tensor, tokens: Tokens) -> Metrics:
+    if entropy is None:
+        return {}
+    check_like("entropy", entropy, logprobs, "logprobs")
+    return {"policy/entropy_sum": tokens.select(widen(entropy.detach())).sum()}

@@ -71,7 +71,7 @@ def trajectory_samples(trajectory: Trajectory, *, per_turn: bool = False) -> lis
     logprobs: list[float] = []
     images: list[Hashable] = []
     kept = trajectory.reward is not None
-    for turn in trajectory.turns:
+    for number, turn in enumerate(trajectory.turns, start=1):
         if len(turn.answer_ids) != len(turn.sampler_logprobs):
             got = (len(turn.answer_ids), len(turn.sampler_logprobs))
             raise ValueError(f"sampler_logprobs: expected one per answer id, {got[0]}, got {got[1]}")
@@ -81,7 +81,7 @@ def trajectory_samples(trajectory: Trajectory, *, per_turn: bool = False) -> lis
         trained += [False] * len(turn.prompt_ids) + [kept] * len(turn.answer_ids)
         logprobs += [0.0] * len(turn.prompt_ids) + list(turn.sampler_logprobs)
         images += turn.images
-        if per_turn or turn is trajectory.turns[-1]:
+        if per_turn or number == len(trajectory.turns):
             samples.append(Sample(trajectory.uid, tuple(ids), tuple(trained), tuple(logprobs), tuple(images)))
     return samples
 

@@ -43,7 +43,7 @@ class LRSchedule:
         if step < 0:
             raise ValueError(f"step: expected at least 0, got {step}")
         if step < self.warmup_steps:
-            return self.peak * (step + 1) / self.warmup_steps
+            return self.peak * ((step + 1) / self.warmup_steps)
         if self.kind == "constant" or self.total_steps is None:
             return self.peak
         decaying = max(self.total_steps - 1 - self.warmup_steps, 1)
