@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 
 OPEN, CLOSE = "<action>", "</action>"
+_PLAIN = {wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)} | {0x3000: 0x20}
 
 
 def parse_tagged(answer: str, words: Sequence[str]) -> int | None:
@@ -16,7 +16,7 @@ def parse_tagged(answer: str, words: Sequence[str]) -> int | None:
     complete tag decides: if its word is unknown the answer is unreadable, whatever stood before. A tag that is opened
     and not closed decides nothing.
     """
-    text = unicodedata.normalize("NFKC", answer).casefold()
+    text = plain(answer)
     end = text.rfind(CLOSE)
     if end < 0:
         return None
@@ -28,6 +28,14 @@ def parse_tagged(answer: str, words: Sequence[str]) -> int | None:
         if word == known.casefold():
             return action
     return None
+
+
+def plain(answer: str) -> str:
+    """Return the text without case, full-width forms as plain ones.
+
+    Not Unicode's NFKC, which takes quadratic time on long runs of combining marks.
+    """
+    return answer.translate(_PLAIN).casefold()
 
 
 def tagged(word: str) -> str:

@@ -27,6 +27,10 @@ class RewardSum:
 
     def __call__(self, transition: Transition) -> RewardParts:
         parts = {name: reward(transition) for name, _, reward in self.terms}
-        if any(value is None for value in parts.values()):
-            return RewardParts(None, parts)
-        return RewardParts(float(sum(weight * parts[name] for name, weight, _ in self.terms)), parts)
+        total = 0.0
+        for name, weight, _ in self.terms:
+            value = parts[name]
+            if value is None:
+                return RewardParts(None, parts)
+            total += weight * value
+        return RewardParts(total, parts)

@@ -4,6 +4,8 @@ An offer returns a mapping name -> factory; the configuration picks a name and p
 The factory's result is described in `vismaze_hooks.records`. The order of plugins carries no meaning.
 """
 
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

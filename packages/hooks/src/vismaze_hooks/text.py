@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -94,8 +95,9 @@ class TextEnvironment(gymnasium.Wrapper):
 
     def _foreign(self, action: int | None) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._moves += 1
+        info: dict[str, Any] = {}
         if action is None:
-            shown, reward, terminated, truncated, info = self._last, 0.0, False, False, {}
+            shown, reward, terminated, truncated = copy.deepcopy(self._last), 0.0, False, False
             feedback = f"Cannot read the answer. Answer with one of: {', '.join(self.offer.words)}."
         else:
             shown, value, terminated, truncated, info = self.env.step(action)
@@ -114,6 +116,7 @@ class TextEnvironment(gymnasium.Wrapper):
     def _text(self, observation: Any) -> dict[str, str]:
         if self.modality != "text":
             return {}
+        assert self._observation is not None and self._observation.to_text is not None
         return {"text": self._observation.to_text(observation)}
 
 

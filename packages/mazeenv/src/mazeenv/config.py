@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from mazeenv.integers import mix64
 from mazeenv.levels import ATTEMPTS, Level, draw_level, nearest_ends
@@ -21,7 +21,7 @@ class MazeConfig:
     generator: str = "wilson"  # name of an installed generator
     braid: float = 0.0  # chance of each dead end to be opened
     loops: int = 0  # further walls to open
-    ends: str = "rooms"  # start and goal: any two "rooms", or opposite "corners"
+    ends: Literal["rooms", "corners"] = "rooms"  # start and goal: any two "rooms", or opposite "corners"
     shortest: tuple[int, int] | None = None  # fewest and most moves from start to goal
     max_moves: int | None = None  # None: shortest + 4, + 1 where a stop is needed
     stop_required: bool = False  # VisGym's rule: the goal counts only with a stop on it
@@ -42,6 +42,9 @@ class MazeConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.stop_required, bool):
             raise ValueError(f"stop_required={self.stop_required!r}: must be true or false")
+        pair = self.shortest
+        if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2 and all(type(n) is int for n in pair)):
+            raise ValueError(f"shortest={pair!r}: must be a pair (fewest, most) of moves")
         if self.max_moves is None:
             return
         height, width = self.sides
@@ -66,8 +69,8 @@ class MazeConfig:
     def level(self) -> Level:
         """Return what is drawn."""
         height, width = self.sides
-        bin_ = None if self.shortest is None else tuple(self.shortest)
-        return Level(height, width, make_generator(self.generator), self.braid, self.loops, self.ends, bin_)  # type: ignore[arg-type]
+        pair = None if self.shortest is None else (self.shortest[0], self.shortest[1])
+        return Level(height, width, make_generator(self.generator), self.braid, self.loops, self.ends, pair)
 
     def draw(self, level: Level, seed: int, limit: int | None) -> Maze:
         """Draw a maze that can be solved within the limit (None: its own default limit); a pure function of the seed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -29,23 +30,41 @@ def colours(theme: Theme) -> np.ndarray:
     return np.array([theme.floor, theme.wall, theme.goal, theme.player], dtype=np.uint8)
 
 
+class Scenery(NamedTuple):
+    """What all pictures of one maze have in common. Shared, so never written to."""
+
+    background: np.ndarray  # the maze without its player, uint8 [height·cell_px, width·cell_px, 3]
+    player: np.ndarray  # a cell with the player on the floor, uint8 [cell_px, cell_px, 3]
+    player_on_goal: np.ndarray
+    places: tuple[tuple[slice, slice], ...]  # of each cell in the picture
+
+
 @lru_cache(maxsize=BACKGROUNDS)
-def _background(maze: Maze, cell_px: int, theme: str) -> np.ndarray:
-    """Return the maze without its player, uint8 [height·cell_px, width·cell_px, 3]; shared, so never written to."""
+def scenery(maze: Maze, cell_px: int, theme: str) -> Scenery:
+    """Draw a maze without its player."""
     look, width = THEMES[theme], maze.width
     tiles = [bytes(colour) * cell_px for colour in (look.floor, look.wall)]
     rows = []
     for at in range(0, len(maze.walls), width):
         rows.append(b"".join([tiles[wall] for wall in maze.walls[at : at + width]]) * cell_px)
     frame = np.frombuffer(bytearray(b"".join(rows)), dtype=np.uint8).reshape(maze.height * cell_px, width * cell_px, 3)
-    row, column = divmod(maze.goal, width)
-    frame[row * cell_px : (row + 1) * cell_px, column * cell_px : (column + 1) * cell_px] = look.goal
+    where = places(maze.height, width, cell_px)
+    frame[where[maze.goal]] = look.goal
     frame.flags.writeable = False
-    return frame
+    return Scenery(frame, coloured_sprite(cell_px, theme, FLOOR), coloured_sprite(cell_px, theme, GOAL), where)
 
 
 @lru_cache(maxsize=32)
-def _coloured_sprite(cell_px: int, theme: str, under: int) -> np.ndarray:
+def places(height: int, width: int, cell_px: int) -> tuple[tuple[slice, slice], ...]:
+    """Return where each cell stands in the picture."""
+    rows = [slice(row * cell_px, (row + 1) * cell_px) for row in range(height)]
+    columns = [slice(column * cell_px, (column + 1) * cell_px) for column in range(width)]
+    return tuple((row, column) for row in rows for column in columns)
+
+
+@lru_cache(maxsize=32)
+def coloured_sprite(cell_px: int, theme: str, under: int) -> np.ndarray:
+    """Return `sprite` in colours, uint8 [cell_px, cell_px, 3]."""
     look = THEMES[theme]
     return colours(look)[sprite(cell_px, look.radius, under)]
 
@@ -53,11 +72,9 @@ def _coloured_sprite(cell_px: int, theme: str, under: int) -> np.ndarray:
 def draw_rgb(state: MazeState, cell_px: int, theme: str = "plain") -> np.ndarray:
     """Return a fresh picture, uint8 [height·cell_px, width·cell_px, 3]."""
     maze, cell = state.maze, state.cell
-    frame = _background(maze, cell_px, theme).copy()
-    row, column = divmod(cell, maze.width)
-    top, left = row * cell_px, column * cell_px
-    under = GOAL if cell == maze.goal else FLOOR
-    frame[top : top + cell_px, left : left + cell_px] = _coloured_sprite(cell_px, theme, under)
+    background, player, player_on_goal, where = scenery(maze, cell_px, theme)
+    frame = background.copy()
+    frame[where[cell]] = player_on_goal if cell == maze.goal else player
     return frame
 
 
@@ -67,19 +84,8 @@ def draw_palette(state: MazeState, cell_px: int, theme: str = "plain") -> Image.
     cells = np.frombuffer(maze.walls, dtype=np.uint8).reshape(maze.height, maze.width).copy()
     cells[divmod(maze.goal, maze.width)] = GOAL
     indices = cells.repeat(cell_px, axis=0).repeat(cell_px, axis=1)
-    row, column = divmod(state.cell, maze.width)
-    top, left = row * cell_px, column * cell_px
     under = GOAL if state.cell == maze.goal else FLOOR
-    indices[top : top + cell_px, left : left + cell_px] = sprite(cell_px, look.radius, under)
+    indices[places(maze.height, maze.width, cell_px)[state.cell]] = sprite(cell_px, look.radius, under)
     image = Image.fromarray(indices)
     image.putpalette(colours(look).tobytes())
     return image
-
-
-def draw_text(state: MazeState) -> str:
-    """Return the board as rows of `#`, `.`, `G` and, for the player, `A`."""
-    maze = state.maze
-    rows = [list(row) for row in maze.text.replace("S", ".").split("\n")]
-    row, column = divmod(state.cell, maze.width)
-    rows[row][column] = "A"
-    return "\n".join("".join(row) for row in rows)

@@ -23,18 +23,21 @@ class FixedSet:
 
     size: tuple[int, int]  # height and width in cells
     count: int
+    longest: int  # of the shortest paths, in moves
     sha256: str  # of the file
     holds_out: str = "walls"  # in all 8 orientations: "walls" alone, or "maze": walls with start and goal
 
 
 SETS = {
-    "vismaze-5x5": FixedSet((5, 5), 16, "2d9c15a1aebb838539ad75f98ec21af03ad246f6eb5060fe6b4f8f78f4d40a28", "maze"),
-    "vismaze-tune-5x5": FixedSet((5, 5), 8, "fe4beb881685caa3e07f5264c36a97500b92a3d841fce3e2ac14ff75b709128b", "maze"),
-    "vismaze-64-7x7": FixedSet((7, 7), 64, "4d72db3f4d66c90d64a0a9484e3aa00e0568ff483a07835cd75280360d080606"),
-    "vismaze-tune-7x7": FixedSet((7, 7), 256, "336cf23332c6f28130479adc0b75c92938b59d888551cd832689eff968b3114a"),
-    "vismaze-64": FixedSet((9, 9), 64, "649ee36a6f08160d3b557c2cbf3fbc8cab579a03ac997f00c06ee8d2b2dc20cc"),
-    "vismaze-512": FixedSet((9, 9), 512, "173786127651f1a977c7f03f99339145a4bf1d281eec0dd3780f852db7cc21f3"),
-    "vismaze-tune": FixedSet((9, 9), 256, "edace58bdd5d6475c3f162819f44a6f311dd5e353ee696b4b592d16e245371dd"),
+    "vismaze-5x5": FixedSet((5, 5), 16, 4, "2d9c15a1aebb838539ad75f98ec21af03ad246f6eb5060fe6b4f8f78f4d40a28", "maze"),
+    "vismaze-tune-5x5": FixedSet((5, 5), 8, 2, "fe4beb881685caa3e07f5264c36a97500b92a3d841fce3e2ac14ff75b709128b", "maze"),
+    "vismaze-64-7x7": FixedSet((7, 7), 64, 16, "4d72db3f4d66c90d64a0a9484e3aa00e0568ff483a07835cd75280360d080606"),
+    "vismaze-tune-7x7": FixedSet((7, 7), 256, 16, "336cf23332c6f28130479adc0b75c92938b59d888551cd832689eff968b3114a"),
+    "vismaze-64": FixedSet((9, 9), 64, 24, "bc03ccce1c9e9c8af5405b3212c38ea311dceea5579fae380a863d5528c11f48"),
+    "vismaze-512": FixedSet((9, 9), 512, 26, "48875bbca54f87ce43db0890255948815e3e26336b6c338a080d40f18fe04e6a"),
+    "vismaze-visgym-easy": FixedSet((9, 9), 64, 16, "6ab38364d235089fa2c9f5efc71b5b3ce3a3355873d5344c19175d66a6d56e74"),
+    "vismaze-visgym-hard": FixedSet((11, 11), 64, 28, "d578c471ee05ea08c39a6d1ed393b1ead40cc7293dca321aea648a9df0852eaa"),
+    "vismaze-tune": FixedSet((9, 9), 256, 26, "0d7e998503e0e3dd7587d18be10de72286fbc4362d4eabc6815cc3787b561e06"),
 }
 KEYS = ("rows", "start", "goal", "shortest", "limit", "class", "sha256")
 

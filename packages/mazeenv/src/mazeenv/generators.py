@@ -21,12 +21,9 @@ def arrows(height: int, width: int) -> tuple[tuple[tuple[int, ...], ...], tuple[
     A room with two neighbours has each twice; with three, the fourth arrow points at the room itself: a cycle of length
     one, popped like any other cycle, so that the neighbours stay equally likely.
     """
-    around: list[list[tuple[int, int]]] = [[] for _ in grid.rooms(height, width)]
-    for door, a, b in grid.doors(height, width):
-        around[a].append((b, door))
-        around[b].append((a, door))
+    around = [list(near) for near in neighbours(height, width)]
     for room, near in enumerate(around):
-        near *= 2 if len(near) == 2 else 4 if len(near) == 1 else 1
+        near *= {1: 4, 2: 2}.get(len(near), 1)
         near += [(room, 0)] * (4 - len(near))
     return tuple(tuple(n for n, _ in near) for near in around), tuple(tuple(d for _, d in near) for near in around)
 
@@ -68,3 +65,91 @@ def wilson(height: int, width: int, integers: Integers) -> bytes:
             walls[passages[room][arrow[room]]] = 0
             room = targets[room][arrow[room]]
     return bytes(walls)
+
+
+def depth_first(height: int, width: int, integers: Integers) -> bytes:
+    """Carve long corridors: walk to unvisited rooms at random, go back at dead ends. Not uniform over spanning trees."""
+    near = neighbours(height, width)
+    walls = bytearray(grid.closed(height, width))
+    room = integers.below(len(near))
+    visited, path = {room}, [room]
+    while path:
+        fresh = [(other, door) for other, door in near[path[-1]] if other not in visited]
+        if not fresh:
+            path.pop()
+            continue
+        room, door = fresh[integers.below(len(fresh))]
+        walls[door] = 0
+        visited.add(room)
+        path.append(room)
+    return bytes(walls)
+
+
+def prim(height: int, width: int, integers: Integers) -> bytes:
+    """Grow from a room by random walls of its rim (Prim's algorithm on random weights, drawn as needed); short dead ends."""
+    near = neighbours(height, width)
+    walls = bytearray(grid.closed(height, width))
+    room = integers.below(len(near))
+    visited, rim = {room}, list(near[room])
+    while rim:
+        at = integers.below(len(rim))
+        rim[at], rim[-1] = rim[-1], rim[at]
+        room, door = rim.pop()
+        if room not in visited:
+            walls[door] = 0
+            visited.add(room)
+            rim += [(other, wall) for other, wall in near[room] if other not in visited]
+    return bytes(walls)
+
+
+def kruskal(height: int, width: int, integers: Integers) -> bytes:
+    """Open walls in random order wherever they join two parts (Kruskal's algorithm on random weights)."""
+    doors = list(grid.doors(height, width))
+    integers.shuffle(doors)
+    walls = bytearray(grid.closed(height, width))
+    parent = list(range(len(grid.rooms(height, width))))
+
+    def part(room: int) -> int:
+        while parent[room] != room:
+            parent[room] = room = parent[parent[room]]
+        return room
+
+    for door, a, b in doors:
+        a, b = part(a), part(b)
+        if a != b:
+            parent[a] = b
+            walls[door] = 0
+    return bytes(walls)
+
+
+def division(height: int, width: int, integers: Integers) -> bytes:
+    """Begin with an empty hall and build walls across it, each with one gap (recursive division); long straight walls."""
+    walls = bytearray(grid.closed(height, width))
+    for door, _, _ in grid.doors(height, width):
+        walls[door] = 0
+    halls = [(0, 0, height // 2, width // 2)]  # first room's row and column, rows and columns of rooms
+    while halls:
+        top, left, rows, columns = halls.pop()
+        if rows == 1 or columns == 1:
+            continue
+        if rows > columns or (rows == columns and integers.below(2)):
+            cut, gap = integers.below(rows - 1), integers.below(columns)
+            for column in range(columns):
+                walls[(2 * (top + cut) + 2) * width + 2 * (left + column) + 1] = column != gap
+            halls += [(top, left, cut + 1, columns), (top + cut + 1, left, rows - cut - 1, columns)]
+        else:
+            cut, gap = integers.below(columns - 1), integers.below(rows)
+            for row in range(rows):
+                walls[(2 * (top + row) + 1) * width + 2 * (left + cut) + 2] = row != gap
+            halls += [(top, left, rows, cut + 1), (top, left + cut + 1, rows, columns - cut - 1)]
+    return bytes(walls)
+
+
+@lru_cache(maxsize=64)
+def neighbours(height: int, width: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Return for each room its neighbours as (room, door cell)."""
+    near: list[list[tuple[int, int]]] = [[] for _ in grid.rooms(height, width)]
+    for door, a, b in grid.doors(height, width):
+        near[a].append((b, door))
+        near[b].append((a, door))
+    return tuple(tuple(around) for around in near)

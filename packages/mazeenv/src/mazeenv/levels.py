@@ -33,7 +33,7 @@ class Level:
             ValueError: names the option, and the longest path that a board of this size can have.
         """
         check_size(self.height, self.width)
-        if not 0.0 <= self.braid <= 1.0:
+        if isinstance(self.braid, bool) or not isinstance(self.braid, int | float) or not 0.0 <= self.braid <= 1.0:
             raise ValueError(f"braid={self.braid!r}: must be a fraction between 0 and 1")
         walls = len(grid.doors(self.height, self.width)) - len(grid.rooms(self.height, self.width)) + 1
         if isinstance(self.loops, bool) or not isinstance(self.loops, int) or not 0 <= self.loops <= walls:
@@ -66,12 +66,8 @@ def nearest_ends(height: int, width: int, ends: str = "rooms") -> int:
 
 def _check_bin(level: Level) -> None:
     assert level.shortest is not None
-    try:
-        low, high = level.shortest
-        whole = all(isinstance(side, int) and not isinstance(side, bool) for side in (low, high))
-    except (TypeError, ValueError):
-        whole = False
-    if not whole or not 0 <= low <= high:
+    low, high = level.shortest
+    if not 0 <= low <= high:
         raise ValueError(f"shortest={level.shortest!r}: must be a pair (fewest, most) of moves")
     most = longest_path(level.height, level.width, level.ends)
     least = nearest_ends(level.height, level.width, level.ends)

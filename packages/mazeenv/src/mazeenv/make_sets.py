@@ -16,6 +16,8 @@ from mazeenv.maze import Maze
 from mazeenv.symmetry import canonical_hash, walls_hash
 
 BINS_7X7 = ((2, 4), (6, 8), (10, 12), (14, 16))
+BINS_EASY = ((12, 12), (16, 16))  # what VisGym's 20 turns, one of them the stop, leave solvable between corners
+BINS_HARD = ((16, 16), (20, 20), (24, 24), (28, 28))  # as above, 30 turns
 BINS_9X9 = ((4, 8), (10, 14), (16, 20), (22, 30))
 
 # The 28 classes of the 192 trees on 3×3 rooms, by the first letters of their hash. Evaluation and tuning have five each
@@ -82,32 +84,32 @@ def set_5x5(pairs: Sequence[str]) -> list[Maze]:
     return sorted((m for m in every_maze(5, 5) if canonical_hash(m) in wanted), key=lambda m: m.sha256)
 
 
-def sets_9x9(counts: Sequence[int], seed: int) -> list[list[Maze]]:
-    """Return sets that share no tree up to symmetry, the four bins in turn."""
-    used: set[str] = set()
-    found: list[list[Maze]] = [[] for _ in counts]
-    for chosen, count in zip(found, counts, strict=True):
-        while len(chosen) < count:
-            seed += 1
-            maze = draw_level(Level(9, 9, shortest=BINS_9X9[len(chosen) % len(BINS_9X9)]), seed)
-            tree = walls_hash(maze.walls, maze.width)
-            if tree not in used:
-                used.add(tree)
-                chosen.append(maze)
-    return found
+def drawn_set(count: int, bins: Sequence[tuple[int, int]], size: int, ends: str, seed: int, used: set[str]) -> list[Maze]:
+    """Return mazes, the bins in turn, whose trees are new up to symmetry; their classes are added to `used`."""
+    chosen: list[Maze] = []
+    while len(chosen) < count:
+        seed += 1
+        maze = draw_level(Level(size, size, ends=ends, shortest=bins[len(chosen) % len(bins)]), seed)  # type: ignore[arg-type]
+        tree = walls_hash(maze.walls, maze.width)
+        if tree not in used:
+            used.add(tree)
+            chosen.append(maze)
+    return chosen
 
 
 def build() -> dict[str, str]:
     """Return name -> file content of every fixed set."""
-    small, large, tuning = sets_9x9((64, 512, 256), seed=2026_000_000)
+    used: set[str] = set()
     made = {
         "vismaze-5x5": set_5x5(EVALUATION_5X5),
         "vismaze-tune-5x5": set_5x5(TUNING_5X5),
         "vismaze-64-7x7": set_7x7(EVALUATION_7X7, 64, seed=64),
         "vismaze-tune-7x7": set_7x7(TUNING_7X7, 256, seed=256),
-        "vismaze-64": small,
-        "vismaze-512": large,
-        "vismaze-tune": tuning,
+        "vismaze-64": drawn_set(64, BINS_9X9, 9, "rooms", 1_000_000, used),
+        "vismaze-512": drawn_set(512, BINS_9X9, 9, "rooms", 2_000_000, used),
+        "vismaze-tune": drawn_set(256, BINS_9X9, 9, "rooms", 3_000_000, used),
+        "vismaze-visgym-easy": drawn_set(64, BINS_EASY, 9, "corners", 4_000_000, used),
+        "vismaze-visgym-hard": drawn_set(64, BINS_HARD, 11, "corners", 5_000_000, used),
     }
     return {name: write_lines(mazes) for name, mazes in made.items()}
 

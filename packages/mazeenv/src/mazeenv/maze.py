@@ -27,6 +27,9 @@ class Maze:
     start: int  # cell index
     goal: int  # cell index
 
+    def __hash__(self) -> int:
+        return hash((self.walls, self.start, self.goal))  # the width follows from the walls but for odd cases
+
     @property
     def height(self) -> int:
         return len(self.walls) // self.width

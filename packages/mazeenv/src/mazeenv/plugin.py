@@ -10,19 +10,25 @@ from vismaze_hooks import EnvironmentOffer, Observation, Reward, hookimpl
 
 @hookimpl
 def vismaze_environments() -> Mapping[str, Callable[..., EnvironmentOffer]]:
-    return {offer.ID: offer.maze_offer}
+    return {offer.ID: offer.maze_offer, offer.EASY: offer.visgym_easy_offer, offer.HARD: offer.visgym_hard_offer}
 
 
 @hookimpl
 def vismaze_observations() -> Mapping[str, Callable[..., Observation]]:
-    return {"rgb": observations.rgb}
+    return {"rgb": observations.rgb, "ascii": observations.ascii, "symbolic": observations.symbolic}
 
 
 @hookimpl
 def vismaze_rewards() -> Mapping[str, Callable[..., Reward]]:
-    return {"sparse": rewards.sparse}
+    return {"sparse": rewards.sparse, "progress": rewards.progress, "invalid_penalty": rewards.invalid_penalty}
 
 
 @hookimpl
 def vismaze_generators() -> Mapping[str, Callable[[], generators.Generator]]:
-    return {"wilson": lambda: generators.wilson}
+    return {
+        "wilson": lambda: generators.wilson,
+        "depth_first": lambda: generators.depth_first,
+        "prim": lambda: generators.prim,
+        "kruskal": lambda: generators.kruskal,
+        "division": lambda: generators.division,
+    }

@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium
 
+from mazeenv import rewards
 from vismaze_hooks import Observation, Plugins, Reward, RewardSum
 from vismaze_hooks.plugins import current_plugins
 
@@ -53,6 +54,13 @@ def make_reward(choice: RewardChoice | RewardSum) -> RewardSum:
     plugins = current_plugins()
     terms: list[tuple[str, float, Reward]] = [(n, float(w), plugins.create("reward", n)) for n, w in weights.items()]
     return RewardSum(tuple(terms))
+
+
+def sparse_weight(reward: RewardSum) -> float | None:
+    """Return the weight when the reward is mazeenv's `sparse` and nothing else; else None."""
+    if len(reward.terms) != 1 or reward.terms[0][0] != "sparse" or reward.terms[0][2] is not rewards.sparse_value:
+        return None
+    return reward.terms[0][1]
 
 
 def make_generator(name: str) -> Any:

@@ -16,6 +16,8 @@ SOLVED = "Goal reached."
 STOPPED = "Stopped off the goal."
 OUT_OF_MOVES = "No moves left."
 
+_RUNNING = Ending.RUNNING
+
 
 def default_limit(maze: Maze, stop_required: bool = False) -> int:
     """Return the default move limit: the shortest path, four spare moves, and one for the stop where it is needed."""
@@ -42,8 +44,8 @@ def advance(state: MazeState, action: int | None) -> tuple[MazeState, Ending, st
     A bump and an unreadable answer each use one move. Reaching the goal ends the episode at once, on the last move too;
     under `stop_required` only a stop does, and on the goal it succeeds. A stop off the goal fails.
     """
-    maze, cell, ending, feedback = state.maze, state.cell, Ending.RUNNING, MOVED
-    moves = state.moves + 1
+    maze, cell, moves, limit, stop_required = state
+    ending, feedback, moves = _RUNNING, MOVED, moves + 1
     if action is None:
         feedback = UNREADABLE
     elif action == STOP:
@@ -55,8 +57,8 @@ def advance(state: MazeState, action: int | None) -> tuple[MazeState, Ending, st
             feedback = BUMPED
         else:
             cell = to
-            if cell == maze.goal and not state.stop_required:
+            if cell == maze.goal and not stop_required:
                 ending, feedback = Ending.SUCCESS, SOLVED
-    if ending is Ending.RUNNING and moves >= state.limit:
+    if ending is _RUNNING and moves >= limit:
         ending, feedback = Ending.LIMIT, f"{feedback} {OUT_OF_MOVES}".lstrip()
-    return MazeState(maze, cell, moves, state.limit, state.stop_required), ending, feedback
+    return MazeState(maze, cell, moves, limit, stop_required), ending, feedback

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mazeenv.grammars import GRAMMARS
 from mazeenv.grid import WORDS
 from mazeenv.themes import THEMES
-from vismaze_hooks.answers import tagged
 
 if TYPE_CHECKING:
     from mazeenv.env import VisMazeEnv
 
 
-def prompt(env: VisMazeEnv) -> str:
+def prompt(env: VisMazeEnv, grammar: str = "tags") -> str:
     """Return the task in words: what is seen, what wins, how many moves, how to answer."""
     state = env.state
-    finish = (
-        "Walk onto the goal and then answer stop." if state.stop_required else "Walk onto the goal; a stop anywhere else loses."
-    )
+    if env.observation.modality == "text":
+        legend = "# is a wall, . is free, A is you, G is the goal, @ is you on the goal"
+    else:
+        legend = THEMES[env.theme].legend
+    finish = "Walk onto the goal, then stop." if state.stop_required else "Walk onto the goal; a stop anywhere else loses."
     return (
-        f"A maze from above: {THEMES[env.theme].legend}. {finish} "
-        f"You have {state.limit - state.moves} moves; a bump into a wall or an unreadable answer uses one. "
-        f"Each turn, answer with one of {', '.join(WORDS)} in this form: {tagged(WORDS[0])}"
+        f"A maze from above: {legend}. {finish} You have {state.limit - state.moves} moves; a bump into a wall or an "
+        f"unreadable answer uses one. {GRAMMARS[grammar].describe(WORDS)}"
     )

@@ -1,0 +1,102 @@
+"""N mazes being played, as arrays, and the rules of `mazeenv.rules` for all of them at once.
+
+Axes: N environments, C cells of a board.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mazeenv import rules
+from mazeenv.config import MazeConfig
+from mazeenv.grid import STOP, steps
+from mazeenv.maze import Maze
+from mazeenv.state import MazeState
+from vismaze_hooks import Ending
+
+ENDINGS = np.array([Ending.RUNNING, Ending.SUCCESS, Ending.FAILURE, Ending.LIMIT], dtype=object)
+RUNNING, SUCCESS, FAILURE, LIMIT = range(4)
+_SAID = (rules.MOVED, rules.BUMPED, rules.SOLVED, rules.STOPPED)
+FEEDBACK = np.array([*_SAID, *(f"{said} {rules.OUT_OF_MOVES}".lstrip() for said in _SAID)], dtype=object)
+
+
+class Board:
+    """The states of N environments."""
+
+    def __init__(self, config: MazeConfig, count: int) -> None:
+        self.height, self.width = config.sides
+        cells = self.height * self.width
+        self.stop_required = config.stop_required
+        self.walls = np.ones((count, cells), dtype=np.uint8)  # [N, C]
+        self._flat = self.walls.reshape(-1)  # a view
+        self.start, self.cell, self.goal = (np.zeros(count, dtype=np.int64) for _ in range(3))
+        self.moves, self.limit = (np.zeros(count, dtype=np.int64) for _ in range(2))
+        self.ending = np.zeros(count, dtype=np.int64)  # index into ENDINGS
+        self._mazes: list[Maze | None] = [None] * count  # made when a state is asked for
+        self._steps = np.array([*steps(self.width), 0])
+        self._rows = np.arange(count) * cells
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._flat = self.walls.reshape(-1)  # a copy of a view is no view
+
+    def fill(self, which: np.ndarray, mazes: tuple[np.ndarray, ...], limit: int | None) -> None:
+        """Begin episodes on new mazes in the environments `which`.
+
+        Args:
+            mazes: walls, start, goal, shortest, a row for each of `which`.
+        """
+        walls, start, goal, shortest = mazes
+        self.walls[which] = walls
+        self.start[which] = self.cell[which] = start
+        self.goal[which] = goal
+        self.moves[which] = self.ending[which] = 0
+        self.limit[which] = shortest + (rules.SPARE_MOVES + self.stop_required) if limit is None else limit
+        for i in which.tolist():
+            self._mazes[i] = None
+
+    def fill_one(self, which: np.ndarray, state: MazeState) -> None:
+        """Begin episodes on one given maze."""
+        maze = state.maze
+        walls = np.frombuffer(maze.walls, dtype=np.uint8)
+        self.fill(which, (walls, *(np.array(n) for n in (maze.start, maze.goal, maze.shortest))), state.limit)
+
+    def state(self, i: int) -> MazeState:
+        """Return the state of one environment."""
+        maze = self._mazes[i]
+        if maze is None:
+            maze = self._mazes[i] = Maze(self.walls[i].tobytes(), self.width, int(self.start[i]), int(self.goal[i]))
+        return MazeState(maze, int(self.cell[i]), int(self.moves[i]), int(self.limit[i]), self.stop_required)
+
+    def advance(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Take one action each; every episode must be running.
+
+        Returns:
+            the cells before, and the feedback as index into `FEEDBACK`; both [N].
+        """
+        before, step = self.cell, self._steps.take(actions)
+        to = before + step
+        blocked = self._flat.take(to + self._rows)
+        step *= blocked
+        self.cell = cell = to - step
+        self.moves = moves = self.moves + 1
+        feedback = blocked.astype(np.int64)
+        solved, stop, late = cell == self.goal, actions == STOP, moves >= self.limit
+        if self.stop_required:
+            solved &= stop
+        if not (solved.any() or stop.any() or late.any()):  # the usual step ends nothing: `ending` is all zero already
+            return before, feedback
+        failed = stop & ~solved
+        late &= ~(solved | failed)
+        self.ending = solved + 2 * failed + 3 * late
+        return before, feedback + 2 * solved + 3 * failed + 4 * late
+
+    def masks(self) -> np.ndarray:
+        """Return the action masks, int8 [N, 5]; all zero where an episode is over."""
+        near = self._flat.take((self._rows + self.cell)[:, None] + self._steps)
+        near ^= 1
+        if self.ending.any():
+            near[self.ending != RUNNING] = 0
+        return near.view(np.int8)
