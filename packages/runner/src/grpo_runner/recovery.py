@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_runner.files import fsync_folder, hidden, remove, write_atomic
+from grpo_runner.files import fsync_folder, fsync_tree, hidden, remove, write_atomic
 from grpo_runner.folders import MANIFEST, DamagedFolderError, Manifest, UnknownSchemaError, read_manifest, verify_folder
 from vismaze_hooks.records import CheckpointBackend
 
@@ -259,6 +259,7 @@ def _restore(place: Place, search: Search, newer_than: int) -> tuple[Path, Manif
             place.tell("checkpoint_lost", step=step, file=name, reason=f"backend: {error}", aside=None)
             continue
         folder = place.folder / step_name(step)
+        fsync_tree(temporary)
         os.rename(temporary, folder)
         fsync_folder(place.folder)
         place.tell("checkpoint_restored", step=step, name=name, folder=str(folder))
