@@ -213,7 +213,7 @@ def _scribble(result: Any) -> None:
             array[...] = 1 - array if array.dtype == bool else 255 if array.dtype == np.uint8 else 0
     for info in (part for part in result if isinstance(part, dict)):
         for value in list(info.values()):
-            if isinstance(value, list) or isinstance(value, dict):
+            if isinstance(value, list | dict):
                 value.clear()
         info.clear()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from vismaze_hooks.answers import parse_tagged, tagged
@@ -145,10 +147,10 @@ def vector_form_equals_sync(subject: Subject) -> None:
     offer = _offer(subject)
     if offer.vector_entry_point is None:
         raise Skip("it has no vector entry point")
-    make = gymnasium.envs.registration.load_env_creator(offer.vector_entry_point)
+    make: Callable[..., Any] = load_env_creator(offer.vector_entry_point)
     for mode in AutoresetMode:
         one = make(num_envs=3, autoreset_mode=mode, **subject.kwargs)
-        two = SyncVectorEnv([subject.make] * 3, autoreset_mode=mode)
+        two: Any = SyncVectorEnv([subject.make] * 3, autoreset_mode=mode)
         assert equal(one.reset(seed=9), two.reset(seed=9)), f"{mode}: reset differs"
         draw = np.random.default_rng(0)
         for step in range(120):
@@ -159,7 +161,8 @@ def vector_form_equals_sync(subject: Subject) -> None:
             if mode is AutoresetMode.DISABLED and over.any():
                 options = [{"reset_mask": over.copy()} for _ in range(2)]
                 assert equal(one.reset(options=options[0]), two.reset(options=options[1])), f"{mode}: masked reset differs"
-        one.close(), two.close()
+        one.close()
+        two.close()
 
 
 OFFER_RULES: tuple[Callable[[Subject], None], ...] = (

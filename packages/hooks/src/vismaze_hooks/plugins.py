@@ -204,7 +204,10 @@ def _local_module(name: str, folder: Path) -> ModuleType:
     loaded = sys.modules.get(module_name)
     if loaded is not None and Path(str(loaded.__file__)).resolve() == file.resolve():
         return loaded
-    if importlib.util.find_spec(module_name) is not None:
+    found = importlib.util.find_spec(module_name)
+    if found is not None and found.origin is not None and Path(found.origin).resolve() == file.resolve():
+        return importlib.import_module(module_name)  # its folder is on the path, as the working directory often is
+    if found is not None:
         raise DuplicateNameError(f"local plugin {file} has the name of an installed module {module_name!r}; rename the file")
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None

@@ -88,17 +88,16 @@ def check_observation(observation: str | Observation, states: Iterable[Any], **o
     Raises:
         ConformanceError: names the rule and the state's number.
     """
-    if isinstance(observation, str):
-        observation = current_plugins().create("observation", observation, options)
+    shown = current_plugins().create("observation", observation, options) if isinstance(observation, str) else observation
     try:
-        pickle.loads(pickle.dumps(observation))
+        pickle.loads(pickle.dumps(shown))
     except Exception as error:
         raise ConformanceError(f"it cannot be pickled: {error}") from error
     count = 0
     for number, state in enumerate(states):
         count += 1
         try:
-            _check_state(observation, state)
+            _check_state(shown, state)
         except AssertionError as error:
             raise ConformanceError(f"state {number}: {error}") from error
     if not count:
