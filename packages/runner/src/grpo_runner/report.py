@@ -21,18 +21,9 @@ import jinja2
 import numpy as np
 from PIL import Image
 
+from grpo_runner import statistics
 from grpo_runner.files import write_atomic
-from grpo_runner.statistics import (
-    Fate,
-    by_stratum,
-    choose,
-    compare,
-    mcnemar_exact,
-    moving_mean,
-    summarize,
-    thin,
-    wilson_interval,
-)
+from grpo_runner.statistics import Fate
 
 Row = dict[str, Any]
 Replay = Callable[[str, Sequence[str]], list[np.ndarray]]
@@ -76,24 +67,14 @@ def write_report(run_folder: Path, *, title: str, replay: Replay) -> Path:
         FileNotFoundError: the folder, `metrics.jsonl` or `events.jsonl` is not there.
         ValueError: `summary.json` or an evaluation cannot be read, or a replay has not one frame for each answer.
     """
-    run_folder = Path(run_folder)
     run = read_run(run_folder)
-    loader = jinja2.PackageLoader("grpo_runner")
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("grpo_runner"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    curve = partial(thin, run.metrics, parts=CURVE_POINTS)
-    environment.globals.update(
-        axis=axis, curve=curve, moving_mean=moving_mean, summarize=summarize, wilson_interval=wilson_interval
-    )
-    keys = dict.fromkeys(key for record in run.metrics for key in record)
-    facts = {"title": title, "run": run, "keys": keys, "wall": wall(run), **outcome(run, replay)}
-    page = environment.get_template("report.html.j2").render(facts)
+    environment.globals.update(axis=axis, curve=partial(statistics.thin, run.metrics, parts=CURVE_POINTS), stats=statistics)
+    page = environment.get_template("report.html.j2").render(title=title, run=run, **outcome(run, replay))
     write_atomic(run_folder / "report.html", page)
     return run_folder / "report.html"
-
-
-# ---- reading
 
 
 def read_run(folder: Path) -> Run:
@@ -116,13 +97,12 @@ def read_run(folder: Path) -> Run:
         notices.append("There is no summary.json: the run is still going on, or was stopped. Shown is what is there so far.")
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
-    for name, evaluation in (("eval_start", evaluations[:1]), ("eval_final", evaluations[-1:])):
-        said = summary.get(name, {}).get("solved")
-        solved = sum(row["success"] for e in evaluation for row in e.greedy)
-        if evaluation and said not in (None, solved):
-            notices.append(
-                f"summary.json says {said} solved ({name}), the episodes in eval/ say {solved}: shown are the episodes."
-            )
+    for name, ends in (("eval_start", evaluations[:1]), ("eval_final", evaluations[-1:])):
+        said, solved = (summary.get(name) or {}).get("solved"), sum(row["success"] for e in ends for row in e.greedy)
+        if ends and said not in (None, solved):
+            notices.append(f"summary.json says {said} solved ({name}), the episodes in eval/ say {solved}: shown are they.")
+    if evaluations and {row["uid"] for row in evaluations[0].greedy} != {row["uid"] for row in evaluations[-1].greedy}:
+        notices.append("The first and the last evaluation are not of the same tasks: pairs are of the tasks in both.")
     return Run(metrics, events, evaluations, summary, notices)
 
 
@@ -168,55 +148,43 @@ def _read_evaluation(path: Path, notices: list[str]) -> Evaluation:
     if "step" not in header:
         raise ValueError(f"{path}: the first line must be a header with `step` and `set`")
     rows = [{"labels": {}, "invalid": 0, "answers": [], "moves": len(row.get("answers", [])), **row} for row in rows]
-    by_mode = {mode: [row for row in rows if row.get("mode") == mode] for mode in ("greedy", "sampled")}
-    return Evaluation(int(header["step"]), header, by_mode["greedy"], by_mode["sampled"])
-
-
-# ---- before and after
+    if any(not {"uid", "mode", "success"} <= row.keys() for row in rows):
+        raise ValueError(f"{path}: every episode needs `uid`, `mode` and `success`")
+    greedy, sampled = ([row for row in rows if row["mode"] == mode] for mode in ("greedy", "sampled"))
+    return Evaluation(int(header["step"]), header, greedy, sampled)
 
 
 def outcome(run: Run, replay: Replay) -> dict[str, Any]:
     """Return what the page says of the first and the last evaluation: rates, the paired test, strata, tiles and films."""
-    first_and_last = run.evaluations[:1] + run.evaluations[1:][-1:]
-    rows = [{row["uid"]: row for row in e.greedy} for e in first_and_last]
-    fates = (
-        compare(*({uid: bool(row["success"]) for uid, row in side.items()} for side in (rows[:1] + rows[-1:]))) if rows else {}
-    )
+    ends = run.evaluations[:1] + run.evaluations[1:][-1:]
+    rows = [{row["uid"]: row for row in end.greedy} for end in ends]
+    solved = [{uid: bool(row["success"]) for uid, row in side.items()} for side in rows] or [{}]
+    fates = statistics.compare(solved[0], solved[-1])
     frames = [{uid: _replayed(side[uid], replay) for uid in fates} for side in rows]
-    tiles = []
+    tiles = {}
     for uid in sorted(fates, key=lambda uid: rows[-1][uid]["labels"].get("shortest", 0)):
         sides = [
             {
                 "row": side[uid],
-                "picture": still(trail(frames[uid])),
-                "sampled": [row["success"] for row in evaluation.sampled if row["uid"] == uid],
+                "picture": still(trail(shown[uid])),
+                "sampled": [row["success"] for row in end.sampled if row["uid"] == uid],
             }
-            for side, frames, evaluation in zip(rows, frames, first_and_last, strict=True)
+            for side, shown, end in zip(rows, frames, ends, strict=True)
         ]
-        tiles.append({"uid": uid, "fate": fates[uid], "labels": rows[-1][uid]["labels"], "sides": sides})
-    chosen = choose({tile["uid"]: tile["fate"] for tile in tiles})
+        tiles[uid] = {"uid": uid, "fate": fates[uid], "labels": rows[-1][uid]["labels"], "sides": sides}
     counts = Counter(fates.values())
-    labels = sorted({k for t in tiles for k in t["labels"]}, key=lambda k: (k != "shortest", k != "class", k))
-    strata = {k: [{s.stratum: s for s in by_stratum(side.values(), k)} for side in rows] for k in labels}
+    labels = sorted(
+        {key for tile in tiles.values() for key in tile["labels"]}, key=lambda k: (k != "shortest", k != "class", k)
+    )
+    chosen = statistics.choose({uid: fates[uid] for uid in tiles})
     return {
-        "ends": [{"evaluation": e, **summarize(e.greedy)} for e in first_and_last],
+        "ends": [{"evaluation": end, **statistics.summarize(end.greedy)} for end in ends],
         "counts": counts,
-        "p": mcnemar_exact(counts[Fate.LOST], counts[Fate.WON]),
-        "strata": strata,
-        "tiles": tiles,
-        "films": [_film(tile, [side[tile["uid"]] for side in frames]) for tile in tiles if tile["uid"] in chosen],
+        "p": statistics.mcnemar_exact(counts[Fate.LOST], counts[Fate.WON]),
+        "strata": {k: [{s.stratum: s for s in statistics.by_stratum(side.values(), k)} for side in rows] for k in labels},
+        "tiles": list(tiles.values()),
+        "films": [_film(tiles[uid], [side[uid] for side in frames]) for uid in chosen],
     }
-
-
-def wall(run: Run) -> tuple[dict[str, float], float]:
-    """Return the seconds of each phase and of the whole; of a run going on, what its finished steps add up to."""
-    seconds = dict(run.summary.get("wall_seconds", {}))
-    if not seconds:
-        for key in dict.fromkeys(key for record in run.metrics for key in record if key.startswith("seconds/")):
-            seconds[key.removeprefix("seconds/")] = sum(record.get(key, 0.0) for record in run.metrics)
-    total = max(seconds.pop("total", 0.0), sum(seconds.values()))
-    rest = total - sum(seconds.values())
-    return {**seconds, **({"everything else": rest} if rest > 0.005 * total else {})}, total
 
 
 def _replayed(row: Row, replay: Replay) -> list[np.ndarray]:
@@ -224,9 +192,6 @@ def _replayed(row: Row, replay: Replay) -> list[np.ndarray]:
     if len(frames) != len(row["answers"]) + 1:
         raise ValueError(f"replay of {row['uid']}: {len(row['answers'])} answers must give one frame more, got {len(frames)}")
     return frames
-
-
-# ---- pictures
 
 
 def still(frame: np.ndarray) -> str:
@@ -252,23 +217,20 @@ def trail(frames: Sequence[np.ndarray]) -> np.ndarray:
     What stays is, at each pixel, the colour of most distinct frames. Where too few frames or too much change make that
     meaningless (a first-person view), it is the last frame alone.
     """
-    distinct = np.unique(np.stack(frames), axis=0).astype(np.int64)
+    distinct = np.stack(list({frame.tobytes(): frame for frame in frames}.values())).astype(np.int64)
     codes = np.sort(distinct @ [1 << 16, 1 << 8, 1], axis=0)[len(distinct) // 2]
     ground = np.stack([codes >> 16, codes >> 8 & 255, codes & 255], axis=-1)
-    moved = (distinct != ground).any(-1)
-    if len(distinct) < 3 or moved.mean() > 0.25:
+    if len(distinct) < 3 or (distinct != ground).any(-1).mean() > 0.25:
         return frames[-1]
     picture = ground.astype(np.float64)
-    for frame, where in zip(distinct, moved, strict=True):
-        picture[where] = 0.55 * ground[where] + 0.45 * frame[where]
-    now = (frames[-1] != ground).any(-1)
-    picture[now] = frames[-1][now]
+    for frame, share in [*((frame, 0.45) for frame in distinct), (frames[-1], 1.0)]:
+        where = (frame != ground).any(-1)
+        picture[where] = (1 - share) * ground[where] + share * frame[where]
     return picture.round().astype(np.uint8)
 
 
 def _film(tile: Row, frames: Sequence[Sequence[np.ndarray]]) -> Row:
-    """Return a tile with an animation and a strip of frames for each side."""
-    shown = max(map(len, frames))
+    """Return a tile with an animation and a strip of frames for each side; of a long strip the middle is left out."""
     sides = []
     for side, pictures in zip(tile["sides"], frames, strict=True):
         strip = [
@@ -276,9 +238,9 @@ def _film(tile: Row, frames: Sequence[Sequence[np.ndarray]]) -> Row:
             for answer, before, after in zip(side["row"]["answers"], pictures[:-1], pictures[1:], strict=True)
         ]
         left_out = max(0, len(strip) - STRIP_FRAMES)
-        head, tail = strip[: len(strip) - left_out - 1], strip[-1:]
-        still_and_gif = {"first": still(pictures[0]), "last": still(pictures[-1]), "gif": animation(pictures, shown)}
-        sides.append({**side, **still_and_gif, "head": head, "left_out": left_out, "tail": tail})
+        shown = {"strip": strip[: len(strip) - left_out - 1] + strip[-1:], "left_out": left_out}
+        ends = {"first": still(pictures[0]), "last": still(pictures[-1]), "gif": animation(pictures, max(map(len, frames)))}
+        sides.append({**side, **shown, **ends})
     return {**tile, "sides": sides}
 
 
@@ -296,9 +258,6 @@ def _data_uri(images: Sequence[Image.Image], kind: str, **options: Any) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
-# ---- curves
-
-
 @dataclass(frozen=True)
 class Axis:
     """A scale from values to 0…100, the sides of the square that the page draws in and stretches."""
@@ -314,8 +273,18 @@ class Axis:
         return round(100 * (value - low) / (high - low), 2)
 
 
-def axis(values: Iterable[float | None], *, low: float | None = None, high: float | None = None, log: bool = False) -> Axis:
-    """Return an axis that holds all values (and `low`, `high`), with about four round ticks (powers of ten)."""
+def axis(
+    values: Iterable[float | None],
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    log: bool = False,
+    tight: bool = False,
+) -> Axis:
+    """Return an axis that holds all values (and `low`, `high`), with about four round ticks (powers of ten).
+
+    It begins and ends at a tick, or, `tight`, at the least and the greatest value.
+    """
     known = [v for v in (*values, low, high) if v is not None and (v > 0 or not log)] or [1.0]
     if log:
         powers = range(math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)) + 1e-9) + 1)
@@ -326,4 +295,6 @@ def axis(values: Iterable[float | None], *, low: float | None = None, high: floa
     power = 10.0 ** math.floor(math.log10((top - bottom) / 4))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= (top - bottom) / 4 * (1 - 1e-9))
     ticks = [n * step for n in range(math.floor(bottom / step + 1e-9), math.ceil(top / step - 1e-9) + 1)]
-    return Axis(ticks[0], ticks[-1], False, ticks)
+    return (
+        Axis(bottom, top, False, [n for n in ticks if bottom <= n <= top]) if tight else Axis(ticks[0], ticks[-1], False, ticks)
+    )

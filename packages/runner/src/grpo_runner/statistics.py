@@ -1,4 +1,4 @@
-"""What evaluations say: an interval for a solve rate, an exact test for two, rates by stratum. Pure functions, no numpy."""
+"""What the numbers of a run say: an interval for a solve rate, an exact test for two, rates by stratum; curves. No numpy."""
 
 from __future__ import annotations
 
@@ -156,6 +156,21 @@ def moving_mean(values: Sequence[float | None], window: int) -> list[float | Non
         None if value is None else mean(v for v in values[max(0, i - half) : i + half + 1] if v is not None)
         for i, value in enumerate(values)
     ]
+
+
+def phases(stated: Mapping[str, float], records: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], float]:
+    """Return the seconds of each phase of a run and of the whole, what no phase claims as "everything else".
+
+    Args:
+        stated: seconds by phase and `total`; empty while a run is going on.
+        records: steps with keys `seconds/phase`, added up where nothing is stated.
+    """
+    seconds = dict(stated)
+    for key in dict.fromkeys(key for record in records for key in record if key.startswith("seconds/") and not stated):
+        seconds[key.removeprefix("seconds/")] = sum(record.get(key, 0.0) for record in records)
+    total = max(seconds.pop("total", 0.0), sum(seconds.values()))
+    rest = total - sum(seconds.values())
+    return seconds | ({"everything else": rest} if rest > 0.005 * total else {}), total
 
 
 def thin(records: Sequence[Mapping[str, float]], key: str, *, parts: int) -> list[tuple[float, float | None]]:
