@@ -59,3 +59,12 @@ def fence(run_folder: Path, attempt: int) -> Callable[[], None]:
             raise Superseded(f"attempt {attempt} of {run_folder} was superseded by attempt {latest}: it publishes nothing more")
 
     return check
+
+
+def superseded(check: Callable[[], None]) -> Superseded | None:
+    """Return what a fence raises, or None while the attempt is the latest."""
+    try:
+        check()
+    except Superseded as error:
+        return error
+    return None

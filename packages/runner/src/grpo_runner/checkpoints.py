@@ -221,10 +221,11 @@ class CheckpointStore:
         start = time.perf_counter()
         try:
             folder, manifest = self._commit(step, write, meta, score)
-        except Superseded as error:
-            self._tell("checkpoint_superseded", step=step, error=str(error))
-            raise
         except _failures() as error:
+            refused = error if isinstance(error, Superseded) else attempts.superseded(self._fence)
+            if refused is not None:  # the sweep of a later attempt looks like a disk error from here
+                self._tell("checkpoint_superseded", step=step, error=str(refused))
+                raise refused from (None if refused is error else error)
             self.failed += 1
             self._tell("checkpoint_failed", step=step, error=f"{type(error).__name__}: {error}", failed=self.failed)
             raise CheckpointError(f"checkpoint of step {step} in {self.folder} failed: {error!r}") from error

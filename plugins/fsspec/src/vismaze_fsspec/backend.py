@@ -218,10 +218,8 @@ class FsspecBackend:
             except Exception as error:  # noqa: BLE001 — stores raise what they like; bounded, and raised in the end
                 text = redact(f"{type(error).__name__}: {error}")
                 if number == self.retries:
-                    damaged = isinstance(error, DamagedObjectError)
-                    raise (DamagedObjectError if damaged else StoreUnavailableError)(
-                        f"{what} failed in {number + 1} tries: {text}"
-                    ) from None
+                    lasting = DamagedObjectError if isinstance(error, DamagedObjectError) else StoreUnavailableError
+                    raise lasting(f"{what} failed in {number + 1} tries: {text}") from None
                 wait = min(self.wait_seconds * 2**number, _LONGEST_WAIT) * random.uniform(0.75, 1.25)
                 log.warning("%s failed, again in %.1f s: %s", what, wait, text)
                 time.sleep(wait)
