@@ -164,8 +164,10 @@ class VisMazeEnv(gymnasium.Env):
             maze = self.config.draw(self._level, int(self.np_random.bit_generator.random_raw()) & MASK, limit)
         elif isinstance(maze, Maze):
             check(maze)
-        else:
+        elif isinstance(maze, str):
             maze = Maze.from_text(maze)
+        else:
+            raise ValueError(f"maze={maze!r}: must be the text of a maze, or a Maze")
         self._check_size(maze)
         return rules.begin(maze, limit, self.config.stop_required)
 

@@ -28,10 +28,12 @@ def begin(maze: Maze, limit: int | None = None, stop_required: bool = False) -> 
     """Return the state at the start of an episode.
 
     Raises:
-        ValueError: the limit is under what the shortest solution needs.
+        ValueError: the limit is no whole number, or under what the shortest solution needs.
     """
     if limit is None:
         limit = default_limit(maze, stop_required)
+    elif isinstance(limit, bool) or not isinstance(limit, int):
+        raise ValueError(f"max_moves={limit!r}: must be a whole number")
     elif limit < maze.shortest + stop_required or maze.shortest == UNREACHABLE:
         needed = f"{maze.shortest} moves" + (" and a stop" if stop_required else "")
         raise ValueError(f"max_moves={limit}: this maze cannot be solved within it, its shortest solution has {needed}")
