@@ -25,15 +25,16 @@ def inputs(tokens=9, size=5, vocabulary=23, dtype=torch.float64, seed=0, head=Tr
 @pytest.mark.parametrize("head", [True, False])
 @given(
     tokens=st.integers(0, 12), vocabulary=st.integers(3, 40), chunk_size=st.integers(1, 50), chunk_tokens=st.integers(1, 13),
-    temperature=st.floats(0.3, 3.0), with_entropy=st.booleans(), banned=st.booleans(), seed=st.integers(0, 999),
+    temperature=st.floats(0.3, 3.0), with_entropy=st.booleans(), banned=st.booleans(),
+    kept=st.sampled_from([0.0, 0.001, 128.0]), seed=st.integers(0, 999),
 )  # fmt: skip
 @settings(max_examples=40)
 def test_values_and_gradients_equal_plain_autograd(
-    head, tokens, vocabulary, chunk_size, chunk_tokens, temperature, with_entropy, banned, seed
+    head, tokens, vocabulary, chunk_size, chunk_tokens, temperature, with_entropy, banned, kept, seed
 ):
     hidden, weight, bias, targets = inputs(tokens, 5, vocabulary, seed=seed, head=head)
     options = {"temperature": temperature, "with_entropy": with_entropy, "banned_ids": torch.tensor([0, 1]) if banned else None}
-    chunks = {"chunk_size": chunk_size, "chunk_tokens": chunk_tokens}
+    chunks = {"chunk_size": chunk_size, "chunk_tokens": chunk_tokens, "keep_megabytes": kept}
     ours = token_logprobs(hidden, weight, targets, bias=bias, **chunks, **options)
     plain = logits_logprobs(hidden @ weight.T + bias, targets, **options)
     leaves = [hidden, weight, bias] if head else [hidden]
@@ -47,14 +48,15 @@ def test_values_and_gradients_equal_plain_autograd(
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.parametrize("kept", [0.0, 128.0])
 @pytest.mark.parametrize("entropy", [False, True])
-def test_gradcheck(entropy):
+def test_gradcheck(entropy, kept):
     hidden, weight, bias, targets = inputs(4, 3, 7)
 
     def function(hidden, weight, bias):
         logprobs, own = token_logprobs(
             hidden, weight, targets, bias=bias, temperature=0.7, banned_ids=torch.tensor([1]), chunk_size=3,
-            with_entropy=entropy,
+            keep_megabytes=kept, with_entropy=entropy,
         )  # fmt: skip
         return (logprobs, own) if entropy else logprobs
 
@@ -94,6 +96,16 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(head, entropy, dtype)
         (logprobs.sum() + (own.sum() if entropy else 0)).backward()
     assert largest.numbers <= max(weight.numel(), 32 * 50)
     assert (weight.grad is not None) == head and hidden.grad.dtype == dtype
+
+
+@pytest.mark.parametrize(("megabytes", "tiles"), [(0.0, 0), (0.02, 2), (1.0, 20)])
+def test_no_more_tiles_are_kept_than_allowed_and_backward_may_run_twice(megabytes, tiles):
+    hidden, weight, _, targets = inputs(50, 4, 1000, dtype=torch.float32)
+    logprobs, _ = token_logprobs(hidden, weight, targets, chunk_size=50, keep_megabytes=megabytes)
+    assert len(logprobs.grad_fn.kept) == tiles
+    once = torch.autograd.grad(logprobs.sum(), (hidden, weight), retain_graph=True)
+    again = torch.autograd.grad(logprobs.sum(), (hidden, weight))
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
 def test_half_precision_states_give_float32_results():

@@ -63,61 +63,55 @@ def group_advantages(
     groups = make_groups(uids, raw_N.numel())
     groups = Groups(groups.index_N.to(raw_N.device), groups.groups)
     lengths_N = _read_lengths(lengths, raw_N, estimator)
-    signal_N = groups.spread(groups.varied(raw_N, keep_N)) if estimator != "reinforce_pp" else None
-    rewards_N = raw_N if keep_N is None else torch.where(keep_N, raw_N, 0.0)
     if estimator == "grpo":
-        result_N = _grpo(rewards_N, groups, keep_N, scale, ddof, eps)
-    elif estimator == "opo":
-        result_N = _opo(rewards_N, groups, keep_N, lengths_N)
-    elif estimator in ("rloo", "maxrl"):
-        result_N = _relative(rewards_N, groups, keep_N, estimator)
+        result_N = _grpo(raw_N, groups, keep_N, scale, ddof, eps)
+    elif estimator == "reinforce_pp":
+        result_N = _whiten(raw_N if keep_N is None else torch.where(keep_N, raw_N, 0.0), lengths_N, keep_N, eps)
     else:
-        result_N = _reinforce_pp(rewards_N, groups, keep_N, lengths_N, estimator, eps)
-    for alive_N in (signal_N, keep_N):
-        result_N = result_N if alive_N is None else torch.where(alive_N, result_N, 0.0)
-    return result_N.to(dtype)
+        result_N = _unscaled(raw_N, groups, keep_N, lengths_N, estimator, eps)
+    return (result_N if keep_N is None else torch.where(keep_N, result_N, 0.0)).to(dtype)
 
 
-def _grpo(rewards_N: Tensor, groups: Groups, keep_N: Tensor | None, scale: str, ddof: int, eps: float) -> Tensor:
-    count_G = groups.count(keep_N)
-    centred_N = rewards_N - groups.spread(groups.sum(rewards_N) / count_G.clamp(min=1))
+def _centred(raw_N: Tensor, groups: Groups, keep_N: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards minus their group's mean [N], that mean [G], kept samples [G]; exactly 0 in a group of equal rewards."""
+    anchor_G, count_G = groups.anchor(raw_N, keep_N), groups.count(keep_N)
+    inside_N = raw_N - groups.spread(anchor_G)
+    inside_N = inside_N if keep_N is None else torch.where(keep_N, inside_N, 0.0)
+    offset_G = groups.sum(inside_N) / count_G.clamp(min=1)
+    return inside_N - groups.spread(offset_G), anchor_G + offset_G, count_G
+
+
+def _unscaled(raw_N: Tensor, groups: Groups, keep_N: Tensor | None, lengths_N: Tensor, estimator: str, eps: float) -> Tensor:
+    centred_N, mean_G, count_G = _centred(raw_N, groups, keep_N)
+    if estimator == "rloo":
+        return centred_N * groups.spread(count_G / (count_G - 1).clamp(min=1))
+    if estimator == "maxrl":
+        return centred_N * groups.spread(torch.where(mean_G > 0, 1 / torch.where(mean_G > 0, mean_G, 1.0), 0.0))
+    if estimator == "opo":
+        weights_N = lengths_N if keep_N is None else lengths_N * keep_N
+        total_G = groups.sum(weights_N)
+        baseline_G = groups.sum(weights_N * centred_N) / torch.where(total_G > 0, total_G, 1.0)
+        return centred_N - groups.spread(baseline_G)
+    varied_N = groups.spread(groups.sum(centred_N.abs() if keep_N is None else centred_N.abs() * keep_N)) > 0
+    return torch.where(varied_N, _whiten(centred_N, lengths_N, keep_N, eps), 0.0)
+
+
+def _grpo(raw_N: Tensor, groups: Groups, keep_N: Tensor | None, scale: str, ddof: int, eps: float) -> Tensor:
+    centred_N, _, count_G = _centred(raw_N, groups, keep_N)
     if scale == "none":
         return centred_N
     if scale == "batch":
-        kept_N = rewards_N if keep_N is None else rewards_N[keep_N]
+        kept_N = raw_N if keep_N is None else raw_N[keep_N]
         deviation = kept_N.var(correction=ddof).sqrt() if kept_N.numel() > ddof else kept_N.new_ones(())
         return centred_N / (deviation + eps)
-    squares_N = centred_N.square() if keep_N is None else torch.where(keep_N, centred_N, 0.0).square()
-    variance_G = groups.sum(squares_N) / (count_G - ddof).clamp(min=1)
-    return centred_N * groups.spread((variance_G.sqrt() + eps).reciprocal())
+    squares_N = (centred_N if keep_N is None else torch.where(keep_N, centred_N, 0.0)).square()
+    deviation_G = (groups.sum(squares_N) / (count_G - ddof).clamp(min=1)).sqrt()
+    return centred_N * groups.spread(torch.where(deviation_G > 0, (deviation_G + eps).reciprocal(), 0.0))
 
 
-def _relative(rewards_N: Tensor, groups: Groups, keep_N: Tensor | None, estimator: str) -> Tensor:
-    count_G = groups.count(keep_N)
-    mean_G = groups.sum(rewards_N) / count_G.clamp(min=1)
-    centred_N = rewards_N - groups.spread(mean_G)
-    if estimator == "rloo":
-        return centred_N * groups.spread(count_G / (count_G - 1).clamp(min=1))
-    return centred_N * groups.spread(torch.where(mean_G > 0, 1 / torch.where(mean_G > 0, mean_G, 1.0), 0.0))
-
-
-def _opo(rewards_N: Tensor, groups: Groups, keep_N: Tensor | None, lengths_N: Tensor) -> Tensor:
+def _whiten(values_N: Tensor, lengths_N: Tensor, keep_N: Tensor | None, eps: float) -> Tensor:
+    """Mean 0 and deviation 1 over a batch in which value i stands on each of its ``lengths_N[i]`` tokens."""
     weights_N = lengths_N if keep_N is None else lengths_N * keep_N
-    total_G = groups.sum(weights_N)
-    baseline_G = groups.sum(weights_N * rewards_N) / torch.where(total_G > 0, total_G, 1.0)
-    return rewards_N - groups.spread(baseline_G)
-
-
-def _reinforce_pp(
-    rewards_N: Tensor, groups: Groups, keep_N: Tensor | None, lengths_N: Tensor, estimator: str, eps: float
-) -> Tensor:
-    if estimator == "reinforce_pp_baseline":
-        rewards_N = rewards_N - groups.spread(groups.mean(rewards_N, keep_N))
-    return _whiten(rewards_N, lengths_N if keep_N is None else lengths_N * keep_N, eps)
-
-
-def _whiten(values_N: Tensor, weights_N: Tensor, eps: float) -> Tensor:
-    """Mean 0 and deviation 1 over a batch in which value i stands ``weights_N[i]`` times, i.e. on each of its tokens."""
     used_N = values_N[weights_N > 0]
     total = weights_N.sum()
     if used_N.numel() == 0 or bool((used_N == used_N[0]).all()):

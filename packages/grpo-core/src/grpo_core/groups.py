@@ -36,17 +36,15 @@ class Groups:
 
     def spread(self, values_G: Tensor) -> Tensor:
         """Give every sample its group's value: [G] → [N]."""
-        return values_G[self.index_N]
+        return values_G.index_select(0, self.index_N)
 
-    def varied(self, values_N: Tensor, keep_N: Tensor | None = None) -> Tensor:
-        """[G] bool: does the group hold two different kept values? Exact, where a variance above 0 may be rounding."""
-        index_N = self.index_N if keep_N is None else self.index_N[keep_N]
-        kept_N = values_N if keep_N is None else values_N[keep_N]
-        some_G = kept_N.new_zeros(self.groups)
-        some_G[index_N] = kept_N  # whichever lands last: all others are compared with it
-        varied_G = torch.zeros(self.groups, dtype=torch.bool, device=values_N.device)
-        varied_G[index_N[kept_N != some_G[index_N]]] = True
-        return varied_G
+    def anchor(self, values_N: Tensor, keep_N: Tensor | None = None) -> Tensor:
+        """One kept value of each group, whichever, 0 for an empty group: [N] → [G].
+
+        Differences from it are exactly 0 in a group of equal values, where a mean would leave a rounding residue.
+        """
+        index_N, kept_N = (self.index_N, values_N) if keep_N is None else (self.index_N[keep_N], values_N[keep_N])
+        return kept_N.new_zeros(self.groups).scatter_(0, index_N, kept_N)
 
 
 def make_groups(uids: Sequence[Hashable] | Tensor, samples: int, *, name: str = "uids") -> Groups:
