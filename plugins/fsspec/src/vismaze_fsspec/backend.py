@@ -8,6 +8,7 @@ Layout under the URL:
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -31,7 +32,10 @@ RECORD = "COMMITTED.json"
 SCHEMA = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ValueError)  # asking again changes nothing
-_EXTRA: dict[str, dict[str, Any]] = {"file": {"auto_mkdir": True}, "s3": {"use_listings_cache": False}}
+_EXTRA: dict[str, dict[str, Any]] = {  # options that a protocol needs here; the user's own come first
+    "file": {"auto_mkdir": True},
+    "s3": {"use_listings_cache": False, "config_kwargs": {"retries": {"max_attempts": 1}}},  # the retries are ours
+}
 _LONGEST_WAIT = 30.0  # seconds
 _CHUNK = 8 * 2**20  # bytes read at a time for hashing
 
@@ -63,9 +67,7 @@ class FsspecBackend:
         self.options = options
         protocol = fsspec.utils.get_protocol(url)
         self._protocol = "s3" if protocol == "s3a" else protocol
-        self._extra: dict[str, Any] = {"file": {"auto_mkdir": True}, "s3": {"use_listings_cache": False}}.get(
-            self._protocol, {}
-        )
+        self._extra = _EXTRA.get(self._protocol, {})
         self._upload = {"chunksize": part_mib * 2**20} if self._protocol == "s3" else {}
 
     def __repr__(self) -> str:
@@ -180,6 +182,10 @@ class FsspecBackend:
         fits = all(sizes.get(f"{name}/{body['generation']}/{file}") == e["bytes"] for file, e in body["files"].items())
         return body if fits else None
 
+    def _filesystem(self) -> Any:
+        options = copy.deepcopy({**self._extra, **self.options})  # some filesystems change what they are given
+        return fsspec.filesystem(self._protocol, **options)
+
     def _root(self) -> str:
         return str(fsspec.get_filesystem_class(self._protocol)._strip_protocol(self.url)).rstrip("/")
 
@@ -211,7 +217,7 @@ class FsspecBackend:
         """Do it, and again after a growing wait when the store fails; messages never carry credentials."""
         for number in range(self.retries + 1):
             try:
-                return action(fsspec.filesystem(self._protocol, **self._extra, **self.options))
+                return action(self._filesystem())
             except _FINAL as error:
                 kind: type[Exception] = next(final for final in _FINAL if isinstance(error, final))
                 raise kind(redact(f"{what}: {error}")) from None

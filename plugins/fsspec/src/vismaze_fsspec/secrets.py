@@ -26,9 +26,7 @@ def refuse_credentials(url: str, options: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping):
             refuse_credentials("", value)
         elif _CREDENTIAL.search(key) and value is not None:
-            raise ValueError(
-                f"option {key!r} is a credential; put it into the environment and leave it out of the configuration"
-            )
+            raise ValueError(f"option {key!r} is a credential; put it into the environment, not into the configuration")
 
 
 def redact(text: str) -> str:
