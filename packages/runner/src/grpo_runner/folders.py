@@ -116,8 +116,12 @@ def _seal(folder: Path, fields: Mapping[str, Any]) -> None:
     files = list_files(folder)
     if MANIFEST in files:
         raise ValueError(f"{folder}: the writer must leave {MANIFEST} to the commit")
-    with ThreadPoolExecutor(4) as pool:  # syncing and hashing both leave the interpreter to others
-        entries = list(pool.map(_sync_and_describe, [folder / file for file in files]))
+    with ThreadPoolExecutor(4) as pool:  # the disk syncs a file while the processor hashes it
+        synced = [pool.submit(fsync_path, folder / file) for file in files]
+        hashes = list(pool.map(sha256_file, [folder / file for file in files]))
+        for sync in synced:
+            sync.result()
+    entries = [FileEntry((folder / file).stat().st_size, sha256) for file, sha256 in zip(files, hashes, strict=True)]
     body = {"schema": SCHEMA, **fields, "files": {f: vars(e) for f, e in zip(files, entries, strict=True)}}
     with (folder / MANIFEST).open("w", encoding="utf-8") as out:
         json.dump({**body, "digest": _digest(body)}, out, indent=1, ensure_ascii=False)
@@ -126,11 +130,6 @@ def _seal(folder: Path, fields: Mapping[str, Any]) -> None:
         os.fsync(out.fileno())
     for below in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
         fsync_folder(below)
-
-
-def _sync_and_describe(path: Path) -> FileEntry:
-    fsync_path(path)
-    return FileEntry(path.stat().st_size, sha256_file(path))
 
 
 def _digest(body: Mapping[str, Any]) -> str:
