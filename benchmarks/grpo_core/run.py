@@ -58,8 +58,8 @@ def logprobs(python: Path, rounds: int, positions: str, candidates: tuple[str, .
                 if "failed" in got or old is None or "failed" in old:
                     best[name] = old if old and "failed" in got else got
                 else:
-                    peak = max(got["peak_megabytes"], old["peak_megabytes"])
-                    best[name] = min(got, old, key=lambda entry: entry["seconds"]) | {"peak_megabytes": peak}
+                    joined = {key: min(got[key], old[key]) for key in ("seconds", "cpu_seconds")}
+                    best[name] = got | joined | {"peak_megabytes": max(got["peak_megabytes"], old["peak_megabytes"])}
         table[head] = best
     return table
 
@@ -73,9 +73,11 @@ def judge(selected: dict, whole: dict) -> dict:
         verdict[head] = {
             "peak_over_full_logits": ours["peak_megabytes"] / FULL_LOGITS_MEGABYTES,
             "peak_limit": 1 / 20,
+            # On a busy machine the clock counts what others do; CPU work with one thread does not.
             "seconds_over_fastest_peer": ours["seconds"] / min(entry["seconds"] for entry in peers.values()),
+            "cpu_seconds_over_fastest_peer": ours["cpu_seconds"] / min(entry["cpu_seconds"] for entry in peers.values()),
             "peak_over_peer": {name: ours["peak_megabytes"] / entry["peak_megabytes"] for name, entry in peers.items()},
-            "seconds_over_peer_with_all_positions": {
+            "cpu_seconds_over_peer_with_all_positions": {
                 name: ours["seconds"] / entry["seconds"] for name, entry in whole.get(head, {}).items() if "failed" not in entry
             },
         }
