@@ -2,9 +2,9 @@
 
     python logprobs_case.py <grpo_core|trl|liger> <frozen|trained> [selected|all]
 
-Prints JSON: seconds by the clock and of CPU work (best of the repetitions), and megabytes that the call needs at its peak beyond what stood before it:
-inputs and weights, and, for a trained head, the head's gradient. ``selected`` gives every candidate the 1,024 trained
-positions; ``all`` gives the peer all 8,192, as it is used in its own trainer.
+Prints JSON: seconds by the clock and of CPU work (best of the repetitions), and megabytes that the call needs at its peak
+beyond what stood before it: inputs and weights, and, for a trained head, the head's gradient. ``selected`` gives every
+candidate the 1,024 trained positions; ``all`` gives the peer all 8,192, as it is used in its own trainer.
 """
 
 import ctypes

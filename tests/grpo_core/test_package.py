@@ -51,12 +51,13 @@ def test_every_public_name_has_a_docstring_and_a_place_in_the_document():
         assert f"`{name}" in text, f"{name} is not in docs/grpo-core.md"
 
 
-def test_the_code_blocks_of_the_document_run():
-    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+@pytest.mark.parametrize("document", [DOCUMENT, ROOT / "packages" / "grpo-core" / "README.md"], ids=lambda path: path.name)
+def test_the_code_blocks_of_the_documents_run(document):
+    blocks = re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     scope = {}
     for block in blocks:
-        exec(compile(block, str(DOCUMENT), "exec"), scope)
+        exec(compile(block, str(document), "exec"), scope)
 
 
 def test_the_example_is_short_and_imports_nothing_else():
