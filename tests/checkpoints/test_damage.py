@@ -31,7 +31,7 @@ def flip_a_bit(run):
 
 
 def one_byte_short(run):
-    os.truncate(run.step(3) / "rank_1.bin", 1999 - 1999 % 32 - 1)
+    os.truncate(run.step(3) / "rank_1.bin", 1983)
 
 
 def half_gone(run):
@@ -130,10 +130,10 @@ def older_step_under_this_name(run):
 
 MATRIX = {
     flip_a_bit: "rank_1.bin",
-    one_byte_short: "rank_1.bin",
-    half_gone: "rank_1.bin",
+    one_byte_short: "rank_1.bin: 1983 bytes, 1984 were committed",
+    half_gone: "rank_1.bin: 1000 bytes, 1984 were committed",
     zero_tail: "rank_1.bin",
-    longer: "rank_1.bin",
+    longer: "rank_1.bin: 1985 bytes, 1984 were committed",
     shard_missing: "rank_1.bin",
     shard_swapped: "rank_1.bin",
     shard_of_another_step: "rank_1.bin",
