@@ -91,39 +91,41 @@ def _wilson(height: int, width: int, words_BR: np.ndarray) -> tuple[np.ndarray, 
     batch, count = words_BR.shape
     root, doublings = root_room(height, width), max(1, (count - 1).bit_length())
     targets = np.array(arrows(height, width)[0]).ravel()
-    rooms = np.arange(count)
-    arrow_BR = np.zeros((batch, count), dtype=np.int64)
-    parent_BR = np.zeros((batch, count), dtype=np.int64)
-    used_BR = np.zeros((batch, count), dtype=np.int64)
-    open_rows = np.arange(batch)  # mazes that still have cycles
-    rest, arrow, used = words_BR.copy(), arrow_BR.copy(), used_BR
-    full = words_BR
-    turn = np.ones((batch, count), dtype=bool)  # rooms whose next arrow is to be taken
-    while open_rows.size:
-        empty = turn & (used == _SLOTS)
-        if empty.any():
+    parent_BR, arrow_BR = np.zeros((2, batch, count), dtype=np.int64)
+    rows = np.arange(batch)  # mazes that still have cycles; the flat arrays below hold their rooms, row by row
+    full = words_BR.ravel()
+    rest, used = full.copy(), np.zeros(full.size, dtype=np.int64)
+    arrow, far_from = np.zeros(full.size, dtype=np.int64), np.zeros(full.size, dtype=np.int64)
+    room = np.tile(np.arange(count), batch)
+    row_start = np.repeat(np.arange(batch) * count, count)
+    turn = np.arange(full.size)  # rooms whose next arrow is to be taken
+    while rows.size:
+        empty = turn[used[turn] == _SLOTS]
+        if empty.size:
             full[empty] = _mix64(full[empty])
             rest[empty], used[empty] = full[empty], 0
-        arrow = np.where(turn, (rest & np.uint64(3)).astype(np.int64), arrow)
-        rest = np.where(turn, rest >> np.uint64(2), rest)
-        used = used + turn
-        to = targets[rooms * 4 + arrow]
-        to[:, root] = root
-        base = (np.arange(len(open_rows)) * count)[:, None]
-        flat = (to + base).ravel()
-        far = flat
+        arrow[turn] = taken = (rest[turn] & np.uint64(3)).astype(np.int64)
+        rest[turn] >>= np.uint64(2)
+        used[turn] += 1
+        far_from[turn] = targets.take(room[turn] * 4 + taken) + row_start[turn]
+        far_from[root::count] = row_start[root::count] + root
+        far = far_from
         for _ in range(doublings):  # after 2^doublings ≥ R steps, what is not at the root is on a cycle
-            far = far[far]
-        turn = np.zeros(flat.size, dtype=bool)
-        turn[far] = True
-        turn = turn.reshape(-1, count)
-        turn[:, root] = False
-        going = turn.any(axis=1)
+            far = far.take(far)
+        on_cycle = np.zeros(far.size, dtype=bool)
+        on_cycle[far] = True
+        on_cycle[root::count] = False
+        going = on_cycle.reshape(-1, count).any(axis=1)
         if not going.all():
-            done = ~going
-            arrow_BR[open_rows[done]], parent_BR[open_rows[done]] = arrow[done], to[done]
-            open_rows = open_rows[going]
-            rest, arrow, used, full, turn = rest[going], arrow[going], used[going], full[going], turn[going]
+            done, keep = ~going, np.repeat(going, count)
+            arrow_BR[rows[done]] = arrow.reshape(-1, count)[done]
+            parent_BR[rows[done]] = (far_from - row_start).reshape(-1, count)[done]
+            rows = rows[going]
+            far_from = (far_from - row_start)[keep]
+            full, rest, used, arrow, on_cycle = full[keep], rest[keep], used[keep], arrow[keep], on_cycle[keep]
+            room, row_start = room[: far_from.size], row_start[: far_from.size]
+            far_from += row_start
+        turn = np.flatnonzero(on_cycle)
     return parent_BR, arrow_BR
 
 

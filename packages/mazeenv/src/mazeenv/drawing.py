@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from mazeenv.maze import Maze
 from mazeenv.state import MazeState
 from mazeenv.themes import THEMES, Theme
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 FLOOR, WALL, GOAL, PLAYER = range(4)  # palette indices
 BACKGROUNDS = 64  # mazes whose background is kept
@@ -80,6 +82,8 @@ def draw_rgb(state: MazeState, cell_px: int, theme: str = "plain") -> np.ndarray
 
 def draw_palette(state: MazeState, cell_px: int, theme: str = "plain") -> Image.Image:
     """Return the same picture as a PIL image of mode "P" with four colours, for a small PNG."""
+    from PIL import Image  # here, since it would take a fifth of the package's import time, and few need it
+
     maze, look = state.maze, THEMES[theme]
     cells = np.frombuffer(maze.walls, dtype=np.uint8).reshape(maze.height, maze.width).copy()
     cells[divmod(maze.goal, maze.width)] = GOAL

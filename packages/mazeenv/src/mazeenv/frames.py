@@ -72,6 +72,9 @@ class RgbFrames:
 
     def _look(self) -> None:
         self._view = self.shown.reshape(self._split).view(self._element)[..., 0]  # [N, height, px, width]
+        count, height, cell_px, width, row = self._split
+        self._row_element = np.dtype((np.void, width * row))
+        self._rows = self.shown.reshape(count, height, cell_px, width * row).view(self._row_element)[..., 0]  # [N, height, px]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -79,8 +82,8 @@ class RgbFrames:
 
     def begin(self, which: np.ndarray) -> None:
         board = self._board
-        cells = board.walls[which].reshape(-1, board.height, board.width)
-        self._view[which] = self._flat[cells][:, :, None, :]
+        rows = self._flat.take(board.walls[which]).view(self._row_element).reshape(-1, board.height, 1)
+        self._rows[which] = rows  # each row of cells is cell_px rows of pixels
         self._put(which, board.goal[which], np.full(len(which), GOAL))
         self._put(which, board.cell[which], np.full(len(which), PLAYER))
 
@@ -89,7 +92,7 @@ class RgbFrames:
         cells = np.concatenate([before, board.cell])  # first left, then entered: of a cell put twice the last counts
         tiles = self._usual
         on_goal = cells == np.concatenate([board.goal, board.goal])
-        if on_goal.any():
+        if np.count_nonzero(on_goal):
             what = self._what.copy()
             what[:count][on_goal[:count]] = GOAL
             what[count:][on_goal[count:]] = ON_GOAL

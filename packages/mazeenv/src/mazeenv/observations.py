@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
-from PIL import Image
 
 from mazeenv import drawing
 from mazeenv.state import MazeState
 from mazeenv.themes import THEMES
 from vismaze_hooks import Observation, pick
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 @dataclass(frozen=True)

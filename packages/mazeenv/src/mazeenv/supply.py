@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium.utils import seeding
 
 from mazeenv.batch import Mazes, draw_levels
+from mazeenv.board import open_exits
 from mazeenv.config import MazeConfig
 from mazeenv.integers import MASK
 
@@ -24,7 +25,7 @@ class Supply:
         self._config, self._count, self._group_size = config, count, group_size
         self._level = config.level()
         cells = self._level.height * self._level.width
-        self._walls = np.zeros((count, AHEAD, cells), dtype=np.uint8)
+        self._walls, self._exits = np.zeros((2, count, AHEAD, cells), dtype=np.uint8)
         self._ends = np.zeros((count, AHEAD, 3), dtype=np.int64)  # start, goal, shortest
         self._seeds = np.zeros((count, AHEAD), dtype=np.uint64)
         self._taken = np.zeros(count, dtype=np.int64)  # mazes handed out since the seeding
@@ -65,7 +66,7 @@ class Supply:
                     self._taken[i] = self._drawn[i] = 0
 
     def take(self, which: np.ndarray, limit: int | None) -> tuple[np.ndarray, ...]:
-        """Return walls, start, goal, shortest of the next maze of each environment in `which`.
+        """Return walls, exits, start, goal, shortest of the next maze of each environment in `which`.
 
         Args:
             limit: the move limit that they must be solvable within.
@@ -73,14 +74,15 @@ class Supply:
         if (self._taken[which] == self._drawn[which]).any():
             self._fill(1 if not self._drawn.any() else AHEAD)
         slot = self._taken[which] % AHEAD
-        walls, ends = self._walls[which, slot], self._ends[which, slot]
+        walls, exits, ends = self._walls[which, slot], self._exits[which, slot], self._ends[which, slot]
         if limit != self._config.max_moves:
             for k, (i, at) in enumerate(zip(which, slot, strict=True)):
                 maze = self._config.draw(self._level, int(self._seeds[i, at]), limit)
                 walls[k] = np.frombuffer(maze.walls, dtype=np.uint8)
                 ends[k] = maze.start, maze.goal, maze.shortest
+            exits = open_exits(walls, self._level.width)
         self._taken[which] += 1
-        return walls, ends[:, 0], ends[:, 1], ends[:, 2]
+        return walls, exits, ends[:, 0], ends[:, 1], ends[:, 2]
 
     def _fill(self, ahead: int) -> None:
         owners, slots, seeds = [], [], []
@@ -94,6 +96,7 @@ class Supply:
                 self._drawn[i] += wanted
         mazes = self._draw(seeds)
         self._walls[owners, slots] = mazes.walls
+        self._exits[owners, slots] = open_exits(mazes.walls, self._level.width)
         self._ends[owners, slots] = np.stack([mazes.start, mazes.goal, mazes.shortest], axis=1)
         self._seeds[owners, slots] = np.array(seeds, dtype=np.uint64)
 

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from mazeenv.board import ENDINGS, FAILURE, FEEDBACK, LIMIT, RUNNING, SUCCESS, Board
+from mazeenv.board import ENDINGS, FAILURE, FEEDBACK, LIMIT, SUCCESS, Board
 from mazeenv.env import VisMazeEnv
 from mazeenv.frames import Frames, GenericFrames, RgbFrames
 from mazeenv.grid import WORDS
@@ -125,15 +125,21 @@ class VisMazeVectorEnv(VectorEnv):
         """
         actions = self._checked(actions)
         board, mode = self._board, self.autoreset_mode
-        anew = self._over if mode is AutoresetMode.NEXT_STEP and self._over.any() else None  # these begin instead of stepping
+        anew = (
+            self._over if mode is AutoresetMode.NEXT_STEP and np.count_nonzero(self._over) else None
+        )  # these begin instead of stepping
         before = None if self._sparse is not None else self.states
-        board.ending[:] = RUNNING
-        moved_from, feedback = board.advance(actions)  # where it begins anew, what this did is overwritten below
+        board.ending = np.zeros(self.num_envs, dtype=np.int64)
+        moved_from, feedback, ended = board.advance(actions)  # where it begins anew, this is overwritten below
         self._frames.move(moved_from)
         rewards, parts, excluded = self._price(before, actions, anew)
         if anew is not None:
             self._begin(np.flatnonzero(anew))
             feedback[anew] = 0
+        if not ended:
+            terminated, truncated = np.zeros((2, self.num_envs), dtype=bool)
+            self._over = terminated.copy()
+            return self._shown(), rewards, terminated, truncated, self._info(None, feedback, parts, excluded)
         terminated, truncated = (board.ending == SUCCESS) | (board.ending == FAILURE), board.ending == LIMIT
         self._over = terminated | truncated
         if mode is AutoresetMode.SAME_STEP and self._over.any():
@@ -152,7 +158,8 @@ class VisMazeVectorEnv(VectorEnv):
         if not self._begun:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         array = np.asarray(actions)
-        if array.shape != (self.num_envs,) or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= len(WORDS):
+        wrong = array.shape != (self.num_envs,) or array.dtype.kind not in "iu"
+        if wrong or np.count_nonzero((array < 0) | (array >= len(WORDS))):
             raise gymnasium.error.InvalidAction(
                 f"actions {actions!r}: must be {self.num_envs} whole numbers from 0 to {len(WORDS) - 1}"
             )
@@ -178,7 +185,7 @@ class VisMazeVectorEnv(VectorEnv):
         if before is None:
             assert self._sparse is not None
             solved = ((ending == SUCCESS) & stepped).astype(np.float64)
-            parts = {"sparse": solved, "_sparse": stepped} if stepped.any() else {}
+            parts = {"sparse": solved, "_sparse": stepped} if np.count_nonzero(stepped) else {}
             return self._sparse * solved, parts, np.zeros(count, dtype=bool)
         rewards, parts, excluded = np.zeros(count), {}, np.zeros(count, dtype=bool)
         after = self.states
