@@ -210,3 +210,26 @@ def test_a_backend_that_is_down_costs_the_mirror_and_nothing_else(three, tools):
 def test_a_backend_that_is_down_is_no_empty_store(run, tools):
     with pytest.raises(NothingWholeError, match="the backend cannot be asked"):
         run.start(backend=Down()).load(tools.read)
+
+
+def test_what_a_backend_that_was_down_has_missed_is_made_up_for(three, tools, tmp_path):
+    mirror = LocalBackend(tmp_path / "mirror")
+    (three.step(2) / "rank_0.bin").write_bytes(bytes(1984))  # damaged since: not worth a copy
+    three.start(backend=mirror, keep=4).save(4, tools.writer(4), {})
+    assert mirror.names() == ["step_00000001-a0001", "step_00000003-a0001", "step_00000004-a0002"]
+    (failed,) = three.told("mirror_failed")
+    assert failed["step"] == 2 and "rank_0.bin" in failed["error"]
+
+
+def test_the_best_copy_outlives_the_disk_it_was_made_on(run, tools, tmp_path):
+    mirror = LocalBackend(tmp_path / "mirror")
+    store = run.start(keep=1, backend=mirror)
+    for step, score in ((1, 0.5), (2, 0.9), (3, 0.1)):
+        store.save(step, tools.writer(step), {}, score=score)
+    shutil.rmtree(run.checkpoints)
+    store = run.start(keep=1, backend=mirror)
+    assert store.load(tools.read)[1].step == 3
+    store.save(4, tools.writer(4), {}, score=0.2)
+    store.save(5, tools.writer(5), {})
+    assert [name[:13] for name in mirror.names()] == ["step_00000002", "step_00000004", "step_00000005"]
+    assert run.names() == ["LATEST", "step_00000004", "step_00000005"]

@@ -98,7 +98,7 @@ def test_a_mirror_of_an_older_attempt_is_not_written(three, tools, monkeypatch):
             return put
 
     old = three.start(backend=Mirror())
-    monkeypatch.setattr(old, "_retain", lambda: attempts.next_attempt(three.folder))
+    monkeypatch.setattr("grpo_runner.checkpoints.retain", lambda place, keep, fence: attempts.next_attempt(three.folder))
     with pytest.raises(Superseded):
         old.save(4, tools.writer(4), {})
     assert put == []

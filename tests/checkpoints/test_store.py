@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from grpo_runner import files, folders
 from grpo_runner.checkpoints import CheckpointError, commit_folder, ring, verify_folder
-from grpo_runner.recovery import config_differences, surplus
+from grpo_runner.mirrors import surplus
+from grpo_runner.recovery import config_differences
 
 
 def test_everything_is_on_the_disk_before_the_rename_and_the_pointer_is_last(run, tools, monkeypatch):
@@ -89,7 +90,7 @@ def test_a_retention_that_fails_is_told_and_the_checkpoint_stands(three, tools, 
     def refuse(path, attempt):
         raise OSError("stale file handle")
 
-    monkeypatch.setattr("grpo_runner.checkpoints.remove", refuse)
+    monkeypatch.setattr("grpo_runner.mirrors.remove", refuse)
     assert store.save(4, tools.writer(4), {}).step == 4
     assert three.told("retention_failed") and store.failed == 0
 
@@ -216,7 +217,7 @@ def test_no_foreign_object_is_ever_unpickled():
     """The modules that read what others may have written know no format but JSON and bytes."""
     for module in (files, folders):
         source = Path(module.__file__).parent
-        for name in ("files", "folders", "recovery", "checkpoints", "attempts", "backends"):
+        for name in ("files", "folders", "recovery", "checkpoints", "mirrors", "attempts", "backends"):
             text = (source / f"{name}.py").read_text()
             assert "pickle" not in text and "torch.load" not in text and "eval(" not in text
 

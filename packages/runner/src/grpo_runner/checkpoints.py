@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 
 from grpo_runner import attempts
 from grpo_runner.attempts import Superseded
-from grpo_runner.files import remove, write_atomic
+from grpo_runner.files import write_atomic
 from grpo_runner.folders import DamagedFolderError, Manifest, UnknownSchemaError, commit_folder, ring, sweep, verify_folder
+from grpo_runner.mirrors import best_so_far, mirror, retain
 from grpo_runner.recovery import (
     POINTER,
     ConfigMismatchError,
@@ -29,12 +30,8 @@ from grpo_runner.recovery import (
     NothingWholeError,
     Place,
     find_newest,
-    local_steps,
-    mirror_name,
-    mirrored_steps,
     step_name,
-    surplus,
-    whole_scores,
+    whole_manifests,
 )
 from vismaze_hooks.records import CheckpointBackend
 
@@ -92,7 +89,7 @@ class CheckpointStore:
 
     Args:
         folder: where the checkpoints are; made when missing. Leftovers of earlier attempts are cleared from it.
-        keep: newest whole checkpoints that stay, beside the best by score; at least 1.
+        keep: newest whole checkpoints that stay, here and in the backend, beside the best by score; at least 1.
         backend: where each committed checkpoint is mirrored to, and looked for when one is lost here.
         on_event: told (name, fields) of everything that happens; also from the saving thread, never twice at a time.
 
@@ -231,9 +228,9 @@ class CheckpointStore:
             raise CheckpointError(f"checkpoint of step {step} in {self.folder} failed: {error!r}") from error
         self._expected_bytes = manifest.bytes
         self._tell("checkpoint_committed", step=step, folder=str(folder), bytes=manifest.bytes)
-        self._after_commit("retention", self._retain)
+        self._after_commit("retention", retain, self._place, self.keep, self._fence)
         if self._place.backend is not None:
-            self._after_commit("mirror", self._mirror, self._place.backend, folder, step)
+            self._after_commit("mirror", mirror, self._place, self._place.backend, self.keep, self._fence)
         return Committed(step, folder, manifest.bytes, time.perf_counter() - start)
 
     def _commit(
@@ -254,6 +251,7 @@ class CheckpointStore:
             "config_hash": place.config_hash,
             "config": place.config,
             "score": score,
+            "best": best_so_far(whole_manifests(self.folder), step, score),
             "meta": meta,
         }
         folder = commit_folder(self.folder, step_name(step), write, manifest=fields, attempt=place.attempt, fence=self._fence)
@@ -269,23 +267,6 @@ class CheckpointStore:
             raise
         except Exception as error:  # noqa: BLE001 — includes whatever a third party's backend raises; told
             self._tell(f"{what}_failed", error=f"{type(error).__name__}: {error}")
-
-    def _retain(self) -> None:
-        """Remove whole checkpoints beyond the newest `keep` and the best; what is damaged is left for `find` to name."""
-        for step in surplus(whole_scores(self.folder), self.keep):
-            self._fence()
-            remove(self.folder / step_name(step), self._place.attempt)
-
-    def _mirror(self, backend: CheckpointBackend, folder: Path, step: int) -> None:
-        self._fence()
-        backend.put(folder, mirror_name(step, self._place.attempt))
-        mirrored = mirrored_steps(backend.names())
-        stay = set(local_steps(self.folder)) | {other for other, _, _ in mirrored[: self.keep]}
-        for other, _, name in mirrored:
-            if other not in stay:
-                self._fence()
-                backend.delete(name)
-        self._tell("checkpoint_mirrored", step=step)
 
     def _tell(self, event: str, **fields: Any) -> None:
         with self._telling:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,6 @@ def step_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def mirror_name(step: int, attempt: int) -> str:
-    """Return the name in the backend; the attempt is in it, so that no attempt ever overwrites another's copy."""
-    return f"{step_name(step)}-a{attempt:04d}"
-
-
 def local_steps(folder: Path) -> list[int]:
     """Return the steps that have an entry in the folder, whole or not, newest first."""
     matches = (_STEP.fullmatch(name) for name in os.listdir(folder))
@@ -74,23 +70,13 @@ def mirrored_steps(names: Collection[str]) -> list[tuple[int, int, str]]:
     return sorted(((int(match[1]), int(match[2]), match[0]) for match in matches if match), reverse=True)
 
 
-def whole_scores(folder: Path) -> dict[int, float | None]:
-    """Return step -> score of the checkpoints in a folder whose manifest and sizes are right (the bytes are not read)."""
-    scores = {}
+def whole_manifests(folder: Path) -> dict[int, Manifest]:
+    """Return step -> manifest of the checkpoints whose manifest and sizes are right (the bytes are not read)."""
+    found = {}
     for step in local_steps(folder):
-        try:
-            scores[step] = verify_folder(folder / step_name(step), hashes=False).fields.get("score")
-        except (DamagedFolderError, UnknownSchemaError):
-            continue
-    return scores
-
-
-def surplus(scores: Mapping[int, float | None], keep: int) -> list[int]:
-    """Return the steps that retention removes: all but the newest `keep` and the best by score (the first of equals)."""
-    newest = sorted(scores, reverse=True)[:keep]
-    scored = {step: score for step, score in scores.items() if score is not None and score == score}
-    best = [max(sorted(scored), key=lambda step: scored[step])] if scored else []
-    return sorted(scores.keys() - set(newest) - set(best))
+        with suppress(DamagedFolderError, UnknownSchemaError):
+            found[step] = verify_folder(folder / step_name(step), hashes=False)
+    return found
 
 
 def find_newest(place: Place, may_change: Collection[str]) -> tuple[Path, Manifest] | None:
