@@ -369,3 +369,12 @@ def test_a_dropped_token_keeps_its_place_in_the_denominator():
 def test_bad_correction_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         rollout_correction(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2).bool(), **options)
+
+
+def test_tis_bounds_from_below_too_and_mis_decides_without_weighing():
+    old, sampler, mask = torch.tensor([[-3.0, -1.0]]), torch.tensor([[-1.0, -1.2]]), torch.ones(1, 2).bool()
+    bounded, metrics = rollout_correction(old, sampler, mask, kind="tis", low=0.5, high=2.0)
+    torch.testing.assert_close(bounded, torch.tensor([[0.5, math.exp(0.2)]]))
+    assert metrics["correction/truncated_sum"] == 1 and metrics["correction/dropped_sum"] == 0
+    decided, metrics = rollout_correction(old, sampler, mask, kind="mis", level="token", low=0.5, high=2.0)
+    assert decided.tolist() == [[0.0, 1.0]] and metrics["correction/dropped_sum"] == 1
