@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from grpo_runner.ledger import samples_of
 from grpo_runner.pictures import FeatureCache
 from grpo_runner.policy import Policy, load_processors, model_identity, save_weights
 from grpo_runner.rollout import Rollouts, RolloutSettings
+from grpo_runner.scoring import Scorer
 from grpo_runner.seeds import derive_seed
 from vismaze_hooks import EnvironmentOffer, Task
 from vismaze_hooks.answers import CLOSE, OPEN
@@ -61,15 +62,18 @@ def ensure_base(config: Config, offer: EnvironmentOffer, tell: Callable[[str], N
 
 
 def _recipe(config: Config) -> dict[str, Any]:
-    """Everything that the base depends on; nothing of the run that starts from it."""
-    return {
+    """Everything that the base depends on, as JSON gives it back; nothing of the run that starts from it, rewards included."""
+    environment = config.environment.model_dump(mode="json")
+    environment["options"].pop("reward", None)
+    recipe = {
         "tiny": asdict(_shape(config)),
-        "environment": config.environment.model_dump(mode="json"),
+        "environment": environment,
         "tuning": config.tasks.tuning,
         "history": config.rollout.history,
         "max_new_tokens": config.rollout.max_new_tokens,
         "warm_start": config.warm_start.model_dump(mode="json") if config.warm_start else None,
     }
+    return json.loads(json.dumps(recipe))
 
 
 def _shape(config: Config) -> Any:
@@ -95,7 +99,7 @@ def _make(config: Config, offer: EnvironmentOffer, recipe: dict[str, Any], folde
     with replace_folder(folder) as temporary:
         seed = config.warm_start.seed if config.warm_start else 0
         raw = temporary / "raw"
-        build_tiny_model(raw, shape=_shape(config), seed=seed, words=words, texts=texts)
+        build_tiny_model(raw, shape=_shape(config), seed=seed, words=words, texts=texts, positions=_positions(config, offer))
         tell(f"built a Qwen3-VL of {_parameters(raw):,} parameters")
         history = warm_start(config, offer, raw, config.warm_start, tell) if config.warm_start else []
         for file in raw.iterdir():
@@ -123,6 +127,12 @@ def _texts(config: Config, offer: EnvironmentOffer, episodes: int = 16) -> list[
     return texts
 
 
+def _positions(config: Config, offer: EnvironmentOffer) -> int:
+    """Return the patches along the longer side of a picture: the learned grid of positions then needs no resampling."""
+    picture, _ = make_text_environment(offer).start(_draw(offer, {}, 0, 1)[0])
+    return max(2, *(-(-side // _shape(config).patch_size) for side in picture.shape[:2]))
+
+
 def _draw(offer: EnvironmentOffer, options: dict[str, Any], seed: int, count: int, at: int = 0) -> list[Task]:
     if offer.stream is None:
         raise ConfigError(f"environment {offer.id} offers no training stream")
@@ -144,19 +154,19 @@ def warm_start(
     assert config.tasks.tuning is not None
     processors = load_processors(folder)
     policy = Policy(folder, lora=None, seed=0)
-    learner = Learner(
-        policy, processors, features=FeatureCache(), weight_decay=0.01, max_norm=1.0, token_budget=config.train.token_budget
-    )
+    scorer = Scorer(policy, processors, features=FeatureCache(), token_budget=config.train.token_budget, temperature=1.0)
+    learner = Learner(policy, scorer, weight_decay=0.01, max_norm=1.0)
     engine = LocalEngine(model=str(folder), keep_history=config.rollout.history == "full")
     rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
     history_limit = None if config.rollout.history == "full" else config.rollout.history
     play = RolloutSettings(history_limit, config.rollout.max_new_tokens, config.rollout.temperature)
+    whole = replace(play, history=None)  # one sequence an episode is cheaper, and holds every shorter history as a part
     tuning = offer.fixed_sets[config.tasks.tuning]()
     looks: list[dict[str, Any]] = []
     turns, before = 0, None
     for step in range(settings.max_steps):
         tasks = _draw(offer, settings.stream, settings.seed, settings.batch, step)
-        episodes = rollouts.demonstrate(tasks, play)
+        episodes = rollouts.demonstrate(tasks, whole, turns=settings.turns)
         samples = [s for number, episode in enumerate(episodes) for s in samples_of(number, episode)]
         turns += sum(e.moves for e in episodes)
         metrics = learner.imitation_step(samples, lr=settings.lr * min(1.0, (step + 1) / 50))

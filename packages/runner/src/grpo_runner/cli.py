@@ -31,7 +31,7 @@ USER_ERROR, INTERRUPTED = 2, 130
 
 @contextmanager
 def messages() -> Iterator[None]:
-    """Turn what a user can mend into one clear message and exit code 2; an interrupt into 130. Other errors keep their traceback."""
+    """Turn what a user can mend into one message and exit code 2, an interrupt into 130; other errors keep their traceback."""
     from grpo_runner.errors import USER_ERRORS
 
     try:

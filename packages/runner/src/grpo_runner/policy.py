@@ -22,9 +22,10 @@ from grpo_runner.pictures import FeatureCache, PatchStore
 from vismaze_hooks import Image
 
 LANGUAGE_LINEARS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+VISION_LINEARS = r".*visual\.(blocks|merger|deepstack_merger_list).*\.(qkv|proj|linear_fc1|linear_fc2)"
 TARGETS = {
     "language": LANGUAGE_LINEARS,
-    "all-linear": rf"({LANGUAGE_LINEARS})|(.*visual\.(blocks|merger|deepstack_merger_list).*\.(qkv|proj|linear_fc1|linear_fc2))",
+    "all-linear": rf"{LANGUAGE_LINEARS}|{VISION_LINEARS}",
 }
 """Named sets of LoRA targets, as regular expressions over module names. vLLM serves "language"."""
 

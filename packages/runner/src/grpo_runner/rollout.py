@@ -75,8 +75,11 @@ class Rollouts:
         self._pictures.clear()
         return [_finish(e) for e in episodes]
 
-    def demonstrate(self, tasks: Sequence[Task], settings: RolloutSettings) -> list[Trajectory]:
+    def demonstrate(self, tasks: Sequence[Task], settings: RolloutSettings, *, turns: int | None = None) -> list[Trajectory]:
         """Play every task as the offer's solver does, in the words and ids that the model would use.
+
+        Args:
+            turns: stop each demonstration after this many; None: at its end.
 
         Raises:
             ValueError: the environment offers no solver.
@@ -87,7 +90,7 @@ class Rollouts:
         episodes = []
         for task in tasks:
             episode = self._begin(task, 0)
-            for action in self._offer.solver(episode.env.unwrapped):
+            for action in tuple(self._offer.solver(episode.env.unwrapped))[:turns]:
                 ids = (*self._chat.encode(form(self._offer.words[action])), self._vocabulary.end_of_turn)
                 completion = Completion(ids, (0.0,) * len(ids), True, 0)
                 self._advance(episode, self._request(episode, settings, 0), completion)

@@ -24,6 +24,7 @@ from grpo_runner.pictures import FeatureCache
 from grpo_runner.policy import Lora, Policy, load_processors, shared_features
 from grpo_runner.rollout import Rollouts, RolloutSettings
 from grpo_runner.runs import RunFolder
+from grpo_runner.scoring import Scorer
 from grpo_runner.seeds import derive_seed
 from vismaze_hooks import CheckpointBackend, Engine, EnvironmentOffer, Plugins, Task, Tracker
 from vismaze_hooks.names import pick
@@ -221,16 +222,14 @@ def _learner(config: Config) -> tuple[Policy, Learner]:
         policy = Policy(folder, lora=lora_of(config), seed=derive_seed(config.run.seed, "adapter") % 2**31)
     except ValueError as error:
         raise ConfigError(f"train.targets: {error}") from error
-    learner = Learner(
+    scorer = Scorer(
         policy,
         load_processors(folder),
         features=FeatureCache() if policy.trains_vision else shared_features(folder),
-        weight_decay=config.train.weight_decay,
-        max_norm=config.train.max_norm,
         token_budget=config.train.token_budget,
         temperature=config.rollout.temperature,
     )
-    return policy, learner
+    return policy, Learner(policy, scorer, weight_decay=config.train.weight_decay, max_norm=config.train.max_norm)
 
 
 def _backend(config: Config, plugins: Plugins) -> CheckpointBackend | None:
@@ -263,14 +262,14 @@ def _identity(folder: Path, config: Config) -> dict[str, Any]:
     else:
         record = {"run_id": uuid.uuid4().hex, "config": mine}
         write_atomic(path, json.dumps(record) + "\n")
-    write_atomic(folder / "config.toml", tomli_w.dumps(_without_none(config.model_dump(mode="json"))))
+    write_atomic(folder / "config.toml", tomli_w.dumps(without_none(config.model_dump(mode="json"))))
     return record
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
+        return {k: without_none(v) for k, v in value.items() if v is not None}
+    return [without_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def versions() -> dict[str, str]:

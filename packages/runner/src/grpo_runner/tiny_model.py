@@ -29,7 +29,8 @@ CHAT_TEMPLATE = """\
 <|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else -%}
 {%- for part in message.content -%}
-{%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% elif part.type == 'text' %}{{ part.text }}{% endif -%}
+{%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>
+{%- elif part.type == 'text' %}{{ part.text }}{% endif -%}
 {%- endfor -%}
 {%- endif %}<|im_end|>
 {% endfor -%}
@@ -141,37 +142,37 @@ def _tokenizer(shape: TinyShape, words: Sequence[str], texts: Sequence[str]) -> 
 def _config(shape: TinyShape, tokenizer: Qwen2Tokenizer, positions: int) -> Qwen3VLConfig:
     sixth = shape.head_dim // 6
     return Qwen3VLConfig(
-        text_config=dict(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.text_hidden,
-            intermediate_size=shape.text_intermediate,
-            num_hidden_layers=shape.text_layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            max_position_embeddings=8192,
-            rope_parameters={
+        text_config={
+            "vocab_size": shape.vocab_size,
+            "hidden_size": shape.text_hidden,
+            "intermediate_size": shape.text_intermediate,
+            "num_hidden_layers": shape.text_layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "max_position_embeddings": 8192,
+            "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10000.0,
                 "mrope_section": [shape.head_dim // 2 - 2 * sixth, sixth, sixth],
                 "mrope_interleaved": True,
             },
-            bos_token_id=None,
-            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-            pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-        ),
-        vision_config=dict(
-            depth=shape.vision_depth,
-            hidden_size=shape.vision_hidden,
-            intermediate_size=shape.vision_intermediate,
-            num_heads=shape.vision_heads,
-            patch_size=shape.patch_size,
-            spatial_merge_size=shape.merge_size,
-            temporal_patch_size=2,
-            out_hidden_size=shape.text_hidden,
-            num_position_embeddings=positions**2,
-            deepstack_visual_indexes=list(shape.deepstack),
-        ),
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
+            "pad_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        },
+        vision_config={
+            "depth": shape.vision_depth,
+            "hidden_size": shape.vision_hidden,
+            "intermediate_size": shape.vision_intermediate,
+            "num_heads": shape.vision_heads,
+            "patch_size": shape.patch_size,
+            "spatial_merge_size": shape.merge_size,
+            "temporal_patch_size": 2,
+            "out_hidden_size": shape.text_hidden,
+            "num_position_embeddings": positions**2,
+            "deepstack_visual_indexes": list(shape.deepstack),
+        },
         image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
         video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
         vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),

@@ -13,7 +13,7 @@ import torch
 from grpo_core import group_advantages
 from grpo_runner.checkpoints import commit_folder, ring
 from grpo_runner.evaluate import Outcome, check_disjoint, evaluate, outcome, read_evaluation, write_evaluation
-from grpo_runner.learner import LossSettings
+from grpo_runner.learner import Batch, LossSettings
 from grpo_runner.ledger import Sample, Trajectory, samples_of
 from grpo_runner.policy import digest, save_weights
 from grpo_runner.rollout import training_seed
@@ -85,9 +85,7 @@ def update(session: Session, step: int, trajectories: list[Trajectory]) -> dict[
     kept = torch.tensor([r is not None for r in rewards])[owner]
     loss = LossSettings(config.loss.kind, config.loss.clip_low, config.loss.clip_high, config.loss.kl, config.loss.entropy)
     metrics = session.learner.policy_step(
-        samples,
-        per_trajectory[owner],
-        kept,
+        Batch(samples, per_trajectory[owner], kept),
         minibatches(samples, trajectories, config.train.minibatches, derive_seed(config.run.seed, "minibatch", step)),
         loss=loss,
         lr=lambda number: session.schedule.lr_at(step * config.train.minibatches + number),

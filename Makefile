@@ -1,0 +1,35 @@
+# Two commands: `make demo` and `make test`. Both make their own environment in .venv first and can be interrupted and
+# repeated. PYTHON names the interpreter the environment is made with (3.11 or newer).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MEMBERS := packages/hooks packages/mazeenv packages/grpo-core packages/runner
+EDITABLE := $(foreach member,$(MEMBERS),-e $(member)) -e examples/own-plugin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint install clean faults
+
+demo: install
+	$(BIN)/grpo-run train examples/maze-tiny.toml
+
+test: install lint
+	$(BIN)/python -m pytest -q
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(STAMP)
+
+# The stamp comes last: an installation that was interrupted is done again.
+$(STAMP): constraints-cpu.txt pyproject.toml $(wildcard packages/*/pyproject.toml) examples/own-plugin/pyproject.toml
+	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'Python 3.11 or newer is needed: make PYTHON=python3.11 …')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints-cpu.txt torch
+	$(BIN)/pip install --quiet -c constraints-cpu.txt $(EDITABLE) -r requirements-dev.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist

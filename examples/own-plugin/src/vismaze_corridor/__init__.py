@@ -1,0 +1,1 @@
+"""A corridor: the smallest visual environment that still needs eyes."""

@@ -1,0 +1,148 @@
+"""Log-probs of samples under the current weights: the one forward pass of training, old log-probs and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from grpo_core import accumulate_gradients, token_budget_batches, token_logprobs
+from grpo_runner.ledger import Sample
+from grpo_runner.pictures import FeatureCache, FeatureTable, encode_images
+from grpo_runner.policy import Policy, Processors, Row, RowBuilder, collate
+
+Metrics = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A distinct sequence and everybody who sampled it: one forward pass serves all of them."""
+
+    row: Row
+    sample: Sample
+    places: np.ndarray  # int64 [trained]: places of the trained tokens in the expanded ids
+    targets: np.ndarray  # int64 [trained]
+    uses: tuple[int, ...]  # numbers of the samples that are this sequence
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Log-probs of one micro-batch of entries."""
+
+    logprobs: torch.Tensor  # [tokens of all uses], entry by entry, use by use
+    entropy: torch.Tensor | None  # the same
+    use: torch.Tensor  # long, the same: number of the sample
+    each: list[torch.Tensor]  # detached, one [trained] per entry
+
+
+class Scorer:
+    """Turns samples into log-probs of their trained tokens; keeps nothing that depends on the weights."""
+
+    def __init__(
+        self, policy: Policy, processors: Processors, *, features: FeatureCache, token_budget: int, temperature: float
+    ) -> None:
+        """
+        Args:
+            features: where the features of a frozen vision tower are kept.
+            token_budget: padded tokens of one pass.
+            temperature: of the sampler: log-probs are of the distribution that was sampled from.
+        """
+        self.policy = policy
+        self._processors = processors
+        self._features = features
+        self._budget = token_budget
+        self._temperature = temperature
+        self._rows = RowBuilder(processors)
+        self._banned = torch.tensor(processors.vocabulary.banned)
+
+    def entries(self, samples: Sequence[Sample]) -> list[Entry]:
+        """Put equal sequences together."""
+        found: dict[tuple, list[int]] = {}
+        for number, sample in enumerate(samples):
+            key = (sample.ids, tuple(i.sha256 for i in sample.images), sample.trained.tobytes())
+            found.setdefault(key, []).append(number)
+        return [self._entry(samples[uses[0]], tuple(uses)) for uses in found.values()]
+
+    def _entry(self, sample: Sample, uses: tuple[int, ...]) -> Entry:
+        row = self._rows.build(sample.ids, sample.images)
+        pads = np.asarray(sample.ids) == self._processors.vocabulary.image_pad
+        extra = np.zeros(len(pads), dtype=np.int64)
+        grids = [self._rows.grids[i.pixels.shape] for i in sample.images]
+        extra[pads] = [r * c - 1 for r, c in grids]
+        places = sample.trained + (np.cumsum(extra) - extra)[sample.trained]
+        return Entry(row, sample, places, row.ids[places], uses)
+
+    @torch.no_grad()
+    def logprobs(self, entries: Sequence[Entry]) -> list[torch.Tensor]:
+        """Return the log-probs of each entry's trained tokens, without a graph: one [trained] per entry."""
+        if not entries:
+            return []
+        table = self._table(entries)
+        found: dict[int, torch.Tensor] = {}
+        for batch in self._batches(entries):
+            scored = self._score([entries[n] for n in batch], table, entropy=False)
+            found.update(zip(batch, scored.each, strict=True))
+        return [found[n] for n in range(len(entries))]
+
+    def backward(
+        self,
+        entries: Sequence[Entry],
+        loss_of: Callable[[Scored, Sequence[Entry]], tuple[torch.Tensor, Metrics]],
+        *,
+        entropy: bool,
+    ) -> Metrics:
+        """Accumulate the gradients of a loss over all entries, micro-batch by micro-batch.
+
+        Each distinct picture passes the vision tower once, forth and back: the features are a leaf while the
+        micro-batches run, and their summed gradient then goes through the tower in one backward pass. So the cost of
+        the pictures depends neither on how many sequences show them nor on the number of micro-batches.
+        """
+        if not entries:
+            return {}
+        table = self._table(entries)
+        leaf = table
+        if table.rows.requires_grad:
+            leaf = FeatureTable(table.rows.detach().requires_grad_(), table.starts, table.counts)
+
+        def one(batch: list[int]) -> tuple[torch.Tensor, Metrics]:
+            members = [entries[n] for n in batch]
+            return loss_of(self._score(members, leaf, entropy=entropy), members)
+
+        metrics = accumulate_gradients(self._batches(entries), one)
+        if leaf is not table and leaf.rows.grad is not None:
+            table.rows.backward(leaf.rows.grad)
+        return metrics
+
+    def _batches(self, entries: Sequence[Entry]) -> list[list[int]]:
+        return token_budget_batches([len(e.row.ids) for e in entries], self._budget, layout="padded")
+
+    def _table(self, entries: Sequence[Entry]) -> FeatureTable:
+        images = {i.sha256: i for e in entries for i in e.sample.images}
+        visual, patches, merge = self.policy.core.model.visual, self._processors.patches, self._processors.merge
+        if self.policy.trains_vision:
+            return encode_images(visual, patches, list(images.values()), merge)
+        return self._features.table(visual, patches, images.values(), merge)
+
+    def _score(self, batch: Sequence[Entry], table: FeatureTable, *, entropy: bool) -> Scored:
+        text = collate([e.row for e in batch], self._processors.vocabulary.pad)
+        shas = [sha for e in batch for sha in e.row.shas]
+        hidden = self.policy.hidden(text, table.rows[table.index(shas)] if shas else None)
+        length = text.ids.shape[1]
+        counts = [len(e.places) for e in batch]
+        rows = np.repeat(np.arange(len(batch)), counts)
+        columns = np.concatenate([length - len(e.row.ids) + e.places - 1 for e in batch])  # the state that predicts it
+        logprobs, entropies = token_logprobs(
+            hidden[torch.from_numpy(rows), torch.from_numpy(columns)],
+            self.policy.head,
+            torch.from_numpy(np.concatenate([e.targets for e in batch])),
+            banned_ids=self._banned,
+            temperature=self._temperature,
+            with_entropy=entropy,
+        )
+        starts = np.cumsum([0, *counts])
+        spread = torch.cat([torch.arange(s, s + n) for s, n, e in zip(starts, counts, batch, strict=False) for _ in e.uses])
+        use = torch.cat([torch.full((len(e.places),), u) for e in batch for u in e.uses])
+        entropies = entropies[spread] if entropies is not None else None
+        return Scored(logprobs[spread], entropies, use, list(torch.split(logprobs.detach(), counts)))

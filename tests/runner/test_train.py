@@ -1,0 +1,223 @@
+"""The whole path: it learns, it resumes exactly, and what it writes is what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+from grpo_runner.config import Config, ConfigError, load, parse
+from grpo_runner.main_job import run_evaluation, run_training
+from grpo_runner.runs import append_line, read_lines
+from vismaze_hooks import Plugins
+
+TABLE = {
+    "run": {"steps": 4},
+    "model": {"tiny": {"vision_depth": 2, "deepstack": [0, 1]}},
+    "environment": {"id": "VisMaze-v0", "options": {"size": 5, "cell_px": 8}, "prompt": "Go."},
+    "tasks": {"evaluation": "vismaze-5x5"},
+    "rollout": {"tasks": 2, "samples": 4, "history": 1, "max_new_tokens": 4},
+    "loss": {"scale": "none"},
+    "train": {"lr": 1e-2, "rank": 4, "targets": "all-linear", "minibatches": 2, "schedule": "cosine", "warmup": 1},
+    "evaluation": {"every": 2, "samples": 1},
+}
+
+
+def config_of(folder: Path, **changes: dict) -> Config:
+    """A run of seconds. Untrained models never arrive, so the reward asks only for readable answers of any kind."""
+    table = {section: {**TABLE.get(section, {}), **changes.get(section, {})} for section in TABLE.keys() | changes.keys()}
+    table["run"]["folder"] = str(folder / "run")
+    table["model"].setdefault("path", str(folder / "base"))
+    return parse(table, "test")
+
+
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    """A reward that an untrained model gets now and then, from a local plugin file."""
+    from vismaze_hooks import load_plugins
+
+    return load_plugins(["short_answers.py"], folder=Path(__file__).parent)
+
+
+def run_of(folder: Path, plugins: Plugins, tell=lambda line: None, **changes: dict) -> Path:
+    changes.setdefault("environment", {})["options"] = {**TABLE["environment"]["options"], "reward": "short_answers"}
+    run_training(config_of(folder, **changes), plugins, tell)
+    return folder / "run"
+
+
+def weights(run: Path, step: int = 4) -> dict[str, torch.Tensor]:
+    return load_file(run / "adapters" / f"step_{step:08d}" / "adapter_model.safetensors")
+
+
+def lines(run: Path) -> list[dict]:
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in read_lines(run / "metrics.jsonl")]
+
+
+def assert_same(a: Path, b: Path) -> None:
+    assert all(torch.equal(x, y) for x, y in zip(weights(a).values(), weights(b).values(), strict=True))
+    assert lines(a) == lines(b)
+    for file in sorted((a / "eval").iterdir()):
+        assert file.read_text() == (b / "eval" / file.name).read_text()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory, plugins: Plugins) -> Path:
+    """An uninterrupted run."""
+    return run_of(tmp_path_factory.mktemp("straight"), plugins)
+
+
+@pytest.mark.parametrize("stop", ["step 1/", "step 2/", "evaluation at step 2", "step 3/"])
+def test_a_run_interrupted_between_steps_ends_with_the_same_weights(
+    tmp_path: Path, plugins: Plugins, straight: Path, stop: str
+) -> None:
+    shutil.copytree(straight.parent / "base", tmp_path / "base")
+
+    def interrupt(line: str) -> None:
+        if line.startswith(stop):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_of(tmp_path, plugins, interrupt)
+    run = run_of(tmp_path, plugins)
+    assert_same(straight, run)
+    events = [r["event"] for r in read_lines(run / "events.jsonl")]
+    assert events.count("run_interrupted") == 1 and events[-1] == "run_finished"
+    assert [r["step"] for r in read_lines(run / "events.jsonl") if r["event"] == "evaluated"] == [0, 2, 4]
+
+
+def test_a_run_that_is_over_is_reported_again_and_changes_nothing(plugins: Plugins, straight: Path) -> None:
+    before = json.loads((straight / "summary.json").read_text())
+    after = json.loads((run_of(straight.parent, plugins) / "summary.json").read_text())
+    assert before["hashes"] == after["hashes"] and before["eval_final"] == after["eval_final"]
+
+
+def test_the_updates_did_something_and_the_ratios_began_at_one(straight: Path) -> None:
+    first = weights(straight, 4)
+    assert any(float(v.abs().max()) > 0 for k, v in first.items() if "lora_B" in k)
+    for record in lines(straight):
+        assert record["agreement/logprob_gap_max"] <= 1e-4
+        assert record["agreement/tokens"] > 0
+
+
+def test_the_export_is_a_plain_peft_folder(straight: Path) -> None:
+    base = AutoModelForImageTextToText.from_pretrained(straight.parent / "base")
+    model = PeftModel.from_pretrained(base, straight / "adapters" / "step_00000004")
+    loaded = {n: p for n, p in model.named_parameters() if "lora_" in n}
+    assert len(loaded) == len(weights(straight)) and any(float(p.abs().max()) > 0 for n, p in loaded.items() if "lora_B" in n)
+
+
+def test_the_run_folder_holds_what_the_readme_says(straight: Path) -> None:
+    for name in ("config.toml", "metrics.jsonl", "events.jsonl", "summary.json", "report.html"):
+        assert (straight / name).is_file(), name
+    assert len(list((straight / "sync").iterdir())) == 3
+    assert [f.name for f in sorted((straight / "eval").iterdir())] == [f"step_{n:08d}.jsonl" for n in (0, 2, 4)]
+    summary = json.loads((straight / "summary.json").read_text())
+    assert {"solved", "total", "interval", "sampled_rate"} <= summary["eval_final"].keys()
+    assert summary["wall_seconds"]["rollout"] > 0 and summary["hashes"]["weights"]
+    assert load(straight / "config.toml") == config_of(
+        straight.parent, environment={"options": {**TABLE["environment"]["options"], "reward": "short_answers"}}
+    )
+
+
+def test_a_run_folder_of_another_configuration_is_refused(plugins: Plugins, straight: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)begun with another configuration.*train\.lr: 0\.01 there, 0\.5 now"):
+        run_of(straight.parent, plugins, train={**TABLE["train"], "lr": 0.5})
+
+
+def test_a_base_model_of_another_recipe_is_refused(tmp_path: Path, plugins: Plugins, straight: Path) -> None:
+    other = {"model": {"path": str(straight.parent / "base"), "tiny": {"vision_depth": 3, "deepstack": [0, 1]}}}
+    with pytest.raises(ConfigError, match=r"another recipe \(differs in: tiny\)"):
+        run_of(tmp_path, plugins, **other)
+
+
+def test_another_run_seed_starts_from_the_same_base_and_goes_elsewhere(
+    tmp_path: Path, plugins: Plugins, straight: Path
+) -> None:
+    run = run_of(tmp_path, plugins, run={"steps": 1, "seed": 1}, model={**TABLE["model"], "path": str(straight.parent / "base")},
+                 train={**TABLE["train"], "warmup": 0})  # fmt: skip
+    one, other = (json.loads((r / "summary.json").read_text()) for r in (straight, run))
+    assert one["hashes"]["base_model"] == other["hashes"]["base_model"]
+    assert lines(run)[0] != lines(straight)[0]
+
+
+def test_an_evaluation_of_a_finished_run_repeats_its_last_one(plugins: Plugins, straight: Path) -> None:
+    config = load(straight / "config.toml")
+    found = run_evaluation(straight, config, plugins, set_name=None, adapter=None, base=False, samples=0)
+    solved = json.loads((straight / "summary.json").read_text())["eval_final"]["solved"]
+    assert f"{solved} of 16 solved" in found[1]
+
+
+def test_half_a_line_of_a_killed_writer_costs_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    append_line(path, {"step": 1})
+    with path.open("a") as out:
+        out.write('{"step": 2, "reward')
+    append_line(path, {"step": 3})
+    assert read_lines(path) == [{"step": 1}, {"step": 3}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"environment": {"id": "VisMase-v0"}}, "unknown environment 'VisMase-v0'. Did you mean 'VisMaze-v0'"),
+        ({"tasks": {"evaluation": "vismaze-5x6"}}, "unknown fixed set 'vismaze-5x6'. Did you mean 'vismaze-5x5'"),
+        ({"rollout": {**TABLE["rollout"], "engine": "locl"}}, "unknown engine 'locl'. Did you mean 'local'"),
+        ({"rollout": {**TABLE["rollout"], "engine_options": {"cache": 1}}}, "refused its options"),
+        ({"train": {**TABLE["train"], "targets": "nothing"}}, "match no module"),
+        ({"model": {"path": "/nonexistent/model"}}, "no folder /nonexistent/model"),
+        ({"model": {"tiny": "tony"}}, "unknown shape 'tony'"),
+        ({"model": {"tiny": {"depth": 1}}}, "unknown number 'depth'"),
+        ({"tasks": {"evaluation": "vismaze-5x5", "stream": {"shortst": [2, 2]}}}, "tasks.stream"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_start(tmp_path: Path, plugins: Plugins, changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_training(config_of(tmp_path, **changes), plugins, lambda line: None)
+
+
+def test_an_unwritable_run_folder_is_named(tmp_path: Path, plugins: Plugins) -> None:
+    (tmp_path / "run").write_text("a file is in the way")
+    with pytest.raises(OSError, match="run"):
+        run_training(config_of(tmp_path), plugins, lambda line: None)
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_kill_minus_nine_at_any_moment_lose_nothing(tmp_path: Path, straight: Path) -> None:
+    shutil.copytree(straight.parent / "base", tmp_path / "base")
+    options = {**TABLE["environment"]["options"], "reward": "short_answers"}
+    config = config_of(tmp_path, environment={"options": options})
+    (tmp_path / "run").mkdir()
+    from tomli_w import dumps
+
+    from grpo_runner.session import without_none
+
+    shutil.copy(Path(__file__).parent / "short_answers.py", tmp_path)
+    table = without_none(config.model_dump(mode="json")) | {"plugins": ["short_answers.py"]}
+    (tmp_path / "c.toml").write_text(dumps(table))
+    command = [sys.executable, "-m", "grpo_runner.cli", "train", str(tmp_path / "c.toml")]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    for sent, after in ((signal.SIGINT, "step 1/"), (signal.SIGKILL, "step 2/"), (signal.SIGKILL, "step 3/")):
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith(after):
+                time.sleep(0.05)
+                process.send_signal(sent)
+                break
+        rest = process.stderr.read()
+        assert process.wait() != 0
+        if sent is signal.SIGINT:
+            assert process.returncode == 130 and "the same command continues" in rest
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    assert all(torch.equal(x, y) for x, y in zip(weights(tmp_path / "run").values(), weights(straight).values(), strict=True))
