@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from vismaze_hooks import plugins as plugins_module
+
+settings.register_profile("untimed", deadline=None)  # no test here depends on the time it takes
+settings.load_profile("untimed")
 
 Install = Callable[..., Path]
 
