@@ -69,7 +69,7 @@ def test_a_wrong_adapter_name_says_what_is_missing(name, part):
 def run_plugin(name: str, *more: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--grpo-conformance", name, *more]
-    return subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
 def outcome(result: subprocess.CompletedProcess[str], word: str) -> set[str]:

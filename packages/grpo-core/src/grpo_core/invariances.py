@@ -22,7 +22,7 @@ _PLAIN = {"form": "padded", "side": "right", "width": 12}
 _ALL = [[0, 1, 2, 3, 4, 5, 6, 7]]
 _RANK_ROWS = ([0, 1, 2, 3, 4], [5, 6, 7])
 _RANK_BATCHES = ([[0, 1], [2, 3], [4]], [[0, 1], [2]])
-_TIMEOUT = datetime.timedelta(seconds=120)
+_TIMEOUT = datetime.timedelta(seconds=600)
 
 Rows = list[dict[str, list[Any]]]
 
