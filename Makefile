@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MEMBERS := packages/hooks packages/mazeenv packages/grpo-core packages/runner
-EDITABLE := $(foreach member,$(MEMBERS),-e $(member)) -e examples/own-plugin
+EDITABLE := $(foreach member,$(MEMBERS),-e $(member)) -e plugins/fsspec[testing] -e examples/own-plugin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test lint install clean faults

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from grpo_runner.config import Config, ConfigError, WarmStart
@@ -47,7 +48,7 @@ def ensure_base(config: Config, offer: EnvironmentOffer, tell: Callable[[str], N
     recipe = _recipe(config)
     record = folder / RECIPE
     if record.is_file():
-        made = json.loads(record.read_text(encoding="utf-8"))
+        made: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
         if made["recipe"] != recipe:
             differing = sorted(k for k in recipe.keys() | made["recipe"].keys() if recipe.get(k) != made["recipe"].get(k))
             raise ConfigError(
@@ -88,7 +89,8 @@ def _shape(config: Config) -> Any:
     unknown = sorted(set(tiny or {}) - known)
     if unknown:
         raise ConfigError(f"model.tiny: unknown number {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    return TinyShape(**{k: tuple(v) if isinstance(v, list) else v for k, v in (tiny or {}).items()})
+    numbers: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in (tiny or {}).items()}
+    return TinyShape(**numbers)
 
 
 def _make(config: Config, offer: EnvironmentOffer, recipe: dict[str, Any], folder: Path, tell: Callable[[str], None]) -> dict:
@@ -105,7 +107,7 @@ def _make(config: Config, offer: EnvironmentOffer, recipe: dict[str, Any], folde
         for file in raw.iterdir():
             file.rename(temporary / file.name)
         raw.rmdir()
-        record = {"identity": model_identity(temporary), "recipe": recipe, "warm_start": history}
+        record: dict[str, Any] = {"identity": model_identity(temporary), "recipe": recipe, "warm_start": history}
         write_json(temporary / RECIPE, record)
     tell(f"base model {folder} ({record['identity'][:12]})")
     return record
@@ -130,7 +132,8 @@ def _texts(config: Config, offer: EnvironmentOffer, episodes: int = 16) -> list[
 def _positions(config: Config, offer: EnvironmentOffer) -> int:
     """Return the patches along the longer side of a picture: the learned grid of positions then needs no resampling."""
     picture, _ = make_text_environment(offer).start(_draw(offer, {}, 0, 1)[0])
-    return max(2, *(-(-side // _shape(config).patch_size) for side in picture.shape[:2]))
+    height, width = np.asarray(picture).shape[:2]
+    return max(2, -(-height // _shape(config).patch_size), -(-width // _shape(config).patch_size))
 
 
 def _draw(offer: EnvironmentOffer, options: dict[str, Any], seed: int, count: int, at: int = 0) -> list[Task]:
@@ -160,13 +163,12 @@ def warm_start(
     rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
     history_limit = None if config.rollout.history == "full" else config.rollout.history
     play = RolloutSettings(history_limit, config.rollout.max_new_tokens, config.rollout.temperature)
-    whole = replace(play, history=None)  # one sequence an episode is cheaper, and holds every shorter history as a part
     tuning = offer.fixed_sets[config.tasks.tuning]()
     looks: list[dict[str, Any]] = []
     turns, before = 0, None
     for step in range(settings.max_steps):
         tasks = _draw(offer, settings.stream, settings.seed, settings.batch, step)
-        episodes = rollouts.demonstrate(tasks, whole, turns=settings.turns)
+        episodes = rollouts.demonstrate(tasks, play, noise=settings.noise, seed=settings.seed)
         samples = [s for number, episode in enumerate(episodes) for s in samples_of(number, episode)]
         turns += sum(e.moves for e in episodes)
         metrics = learner.imitation_step(samples, lr=settings.lr * min(1.0, (step + 1) / 50))

@@ -61,7 +61,8 @@ class LocalEngine:
         self._table = self.features.table(self.policy.core.model.visual, self.processors.patches, images, self.processors.merge)
         results: list[Completion | None] = [None] * len(requests)
         old, self._kept = self._kept, {}
-        fresh, grown = [], []
+        fresh: list[_Question] = []
+        grown: list[_Question] = []
         for key, numbers in questions.items():
             kept = old.get(requests[numbers[0]].session) if self._keep else None
             (grown if kept is not None and kept.extends(key) else fresh).append((key, numbers, kept))
@@ -97,7 +98,7 @@ class LocalEngine:
     def close(self) -> None:
         self._kept.clear()
 
-    def _answer(self, group: list, requests: Sequence[Request], results: list[Completion | None]) -> None:
+    def _answer(self, group: list[_Question], requests: Sequence[Request], results: list[Completion | None]) -> None:
         """Prefill the distinct questions of a group, then decode; states that sampled the same tokens stay one row."""
         if not group:
             return
@@ -136,10 +137,11 @@ class LocalEngine:
             after = after + 1
 
     def _prefill(
-        self, group: list, requests: Sequence[Request]
+        self, group: list[_Question], requests: Sequence[Request]
     ) -> tuple[DynamicCache, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return cache, mask [rows, length], next position [rows] and last hidden states [rows, width]."""
-        rows, shas = [], []
+        rows: list[Row] = []
+        shas: list[str] = []
         for _, numbers, kept in group:
             request = requests[numbers[0]]
             row = self._rows.build(request.prompt_ids, request.images)
@@ -150,7 +152,7 @@ class LocalEngine:
         batch = collate(rows, self.processors.vocabulary.pad)
         mask, cache = batch.mask, DynamicCache()
         if group[0][2] is not None:
-            kepts = [kept for _, _, kept in group]
+            kepts = [kept for _, _, kept in group if kept is not None]
             cache, old_mask = _join(kepts)
             mask = torch.cat([old_mask, batch.mask], dim=1)
             batch = TextBatch(batch.ids, mask, batch.positions)
@@ -194,6 +196,10 @@ class _Kept:
     def extends(self, key: tuple[tuple[int, ...], tuple[str, ...]]) -> bool:
         ids, shas = self.key
         return len(key[0]) > len(ids) and key[0][: len(ids)] == ids and key[1][: len(shas)] == shas
+
+
+_Question = tuple[tuple[tuple[int, ...], tuple[str, ...]], list[int], _Kept | None]
+"""Ids and pictures, the numbers of the requests that ask it, and what is kept of the session."""
 
 
 def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -102,7 +102,8 @@ class Learner:
         advantages, kept = batch.advantages[list(members)], batch.kept[list(members)]
         tokens = sum(len(s.trained) for s, keep in zip(samples, kept.tolist(), strict=True) if keep)
         silent = loss.kl == 0 and loss.entropy == 0
-        spoken, idle = [], []
+        spoken: list[Entry] = []
+        idle: list[Entry] = []
         for entry in self.scorer.entries(samples):
             speaks = any(kept[u] and not (silent and advantages[u] == 0) for u in entry.uses)
             (spoken if speaks else idle).append(entry)

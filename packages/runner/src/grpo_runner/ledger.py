@@ -28,6 +28,7 @@ class Turn:
     readable: bool
     feedback: str
     reward: float
+    trained: bool = True  # False: part of the context only
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,16 @@ def samples_of(number: int, trajectory: Trajectory) -> list[Sample]:
         ids = turn.prompt_ids + turn.token_ids
     if open_turns:
         samples.append(_close(number, ids, open_turns))
-    return samples
+    return [s for s in samples if len(s.trained)]
 
 
 def _close(number: int, ids: tuple[int, ...], turns: Sequence[tuple[int, Turn]]) -> Sample:
-    places = np.concatenate([np.arange(start, start + len(t.token_ids)) for start, t in turns])
-    logprobs = np.concatenate([np.asarray(t.logprobs) for _, t in turns])
-    versions = np.concatenate([np.full(len(t.token_ids), t.weights_version) for _, t in turns])
-    return Sample(number, ids, turns[-1][1].images, places, logprobs, versions)
+    trained = [(start, t) for start, t in turns if t.trained]
+    places = [np.arange(start, start + len(t.token_ids)) for start, t in trained]
+    logprobs = [np.asarray(t.logprobs) for _, t in trained]
+    versions = [np.full(len(t.token_ids), t.weights_version) for _, t in trained]
+    return Sample(number, ids, turns[-1][1].images, *(_join(parts) for parts in (places, logprobs, versions)))
+
+
+def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

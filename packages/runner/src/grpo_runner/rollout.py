@@ -11,7 +11,7 @@ import numpy as np
 from grpo_runner.chat import Chat, Vocabulary
 from grpo_runner.ledger import Trajectory, Turn
 from grpo_runner.pictures import identify
-from grpo_runner.seeds import derive_seed
+from grpo_runner.seeds import derive_seed, uniform
 from vismaze_hooks import Completion, Ending, Engine, EnvironmentOffer, Image, Request, Task
 from vismaze_hooks.answers import tagged
 from vismaze_hooks.text import TextEnvironment, make_text_environment
@@ -75,29 +75,42 @@ class Rollouts:
         self._pictures.clear()
         return [_finish(e) for e in episodes]
 
-    def demonstrate(self, tasks: Sequence[Task], settings: RolloutSettings, *, turns: int | None = None) -> list[Trajectory]:
+    def demonstrate(
+        self, tasks: Sequence[Task], settings: RolloutSettings, *, noise: float = 0.0, seed: int = 0
+    ) -> list[Trajectory]:
         """Play every task as the offer's solver does, in the words and ids that the model would use.
 
         Args:
-            turns: stop each demonstration after this many; None: at its end.
+            noise: share of turns in which a random word is played instead and not trained on. The solver goes on from
+                where that leads, so the demonstrations hold the states that mistakes lead to, and the last answer does
+                not give away the next one (Laskey et al. 2017, DART).
+            seed: of the noise.
 
         Raises:
             ValueError: the environment offers no solver.
         """
         if self._offer.solver is None:
             raise ValueError(f"environment {self._offer.id} offers no solver, so there are no demonstrations to learn from")
-        form = self._offer.answer or tagged
-        episodes = []
-        for task in tasks:
-            episode = self._begin(task, 0)
-            for action in tuple(self._offer.solver(episode.env.unwrapped))[:turns]:
-                ids = (*self._chat.encode(form(self._offer.words[action])), self._vocabulary.end_of_turn)
-                completion = Completion(ids, (0.0,) * len(ids), True, 0)
-                self._advance(episode, self._request(episode, settings, 0), completion)
+        episodes = [self._begin(task, 0) for task in tasks]
+        for episode in episodes:
+            while episode.ending is Ending.RUNNING:
+                draw = derive_seed(seed, "noise", episode.task.uid, len(episode.turns))
+                noisy = uniform(draw, 0) < noise
+                action = int(uniform(draw, 1) * len(self._offer.words)) if noisy else self._next_action(episode)
+                self._advance(episode, self._request(episode, settings, 0), self._written(action), trained=not noisy)
             self._idle.append(episode.env)
-            episodes.append(episode)
         self._pictures.clear()
         return [_finish(e) for e in episodes]
+
+    def _next_action(self, episode: _Episode) -> int:
+        assert self._offer.solver is not None
+        return self._offer.solver(episode.env.unwrapped)[0]
+
+    def _written(self, action: int) -> Completion:
+        """Return a well-formed answer as if it had been sampled."""
+        form = self._offer.answer or tagged
+        ids = (*self._chat.encode(form(self._offer.words[action])), self._vocabulary.end_of_turn)
+        return Completion(ids, (0.0,) * len(ids), True, 0)
 
     def _begin(self, task: Task, sample: int) -> _Episode:
         env = self._idle.pop() if self._idle else make_text_environment(self._offer, prompt=self._prompt)
@@ -133,7 +146,7 @@ class Rollouts:
         session = f"{episode.task.uid}#{episode.sample}"
         return Request(tuple(ids), tuple(images), seed, settings.max_new_tokens, settings.temperature, session)
 
-    def _advance(self, episode: _Episode, request: Request, completion: Any) -> None:
+    def _advance(self, episode: _Episode, request: Request, completion: Completion, *, trained: bool = True) -> None:
         answer = self._chat.decode(completion.token_ids, self._vocabulary)
         observation, reward, _, _, info = episode.env.step(answer)
         episode.turns.append(
@@ -148,6 +161,7 @@ class Rollouts:
                 info["readable"],
                 info["feedback"],
                 float(reward),
+                trained,
             )
         )
         episode.excluded |= info["excluded"]

@@ -199,7 +199,7 @@ def make_engine(config: Config, plugins: Plugins) -> Engine:
     """Make the configured engine on the base model."""
     options = {
         "model": config.model.path,
-        "lora": asdict(lora_of(config)) if lora_of(config) else None,
+        "lora": asdict(lora) if (lora := lora_of(config)) is not None else None,
         "keep_history": config.rollout.history == "full",
         **config.rollout.engine_options,
     }
