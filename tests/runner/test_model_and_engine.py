@@ -100,7 +100,8 @@ def test_one_batch_of_pictures_equals_picture_by_picture(tiny: Path) -> None:
     patches = processors.patches.get([identify(picture(s, side)) for s, side in ((1, 64), (2, 96), (3, 64))])
     batch = encode(ours, patches)
     with torch.no_grad():
-        for patch, part in zip(patches, torch.split(batch, [p.grid[1] * p.grid[2] // processors.merge**2 for p in patches])):
+        parts = torch.split(batch, [p.grid[1] * p.grid[2] // processors.merge**2 for p in patches])
+        for patch, part in zip(patches, parts, strict=True):
             out = library(patch.values, grid_thw=torch.tensor([patch.grid]))
             torch.testing.assert_close(part[:, 0], out.pooler_output, atol=2e-5, rtol=1e-5)
             torch.testing.assert_close(part[:, -1], out.deepstack_features[-1], atol=2e-5, rtol=1e-5)
@@ -200,5 +201,5 @@ def test_placeholders_are_never_sampled(tiny_plain: Path) -> None:
 def test_a_folder_without_processor_is_refused(tiny_plain: Path, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_bytes((tiny_plain / name).read_bytes())
-    with pytest.raises(ValueError, match="has no preprocessor_config.json"):
+    with pytest.raises(ValueError, match=r"has no preprocessor_config\.json"):
         load_processors(tmp_path)

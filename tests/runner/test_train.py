@@ -15,11 +15,13 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from tomli_w import dumps
 from transformers import AutoModelForImageTextToText
 
 from grpo_runner.config import Config, ConfigError, load, parse
 from grpo_runner.main_job import run_evaluation, run_training
 from grpo_runner.runs import append_line, read_lines
+from grpo_runner.session import without_none
 from vismaze_hooks import Plugins
 
 TABLE = {
@@ -144,8 +146,8 @@ def test_a_base_model_of_another_recipe_is_refused(tmp_path: Path, plugins: Plug
 def test_another_run_seed_starts_from_the_same_base_and_goes_elsewhere(
     tmp_path: Path, plugins: Plugins, straight: Path
 ) -> None:
-    run = run_of(tmp_path, plugins, run={"steps": 1, "seed": 1}, model={**TABLE["model"], "path": str(straight.parent / "base")},
-                 train={**TABLE["train"], "warmup": 0})  # fmt: skip
+    model = {**TABLE["model"], "path": str(straight.parent / "base")}
+    run = run_of(tmp_path, plugins, run={"steps": 1, "seed": 1}, model=model, train={**TABLE["train"], "warmup": 0})
     one, other = (json.loads((r / "summary.json").read_text()) for r in (straight, run))
     assert one["hashes"]["base_model"] == other["hashes"]["base_model"]
     assert lines(run)[0] != lines(straight)[0]
@@ -198,25 +200,21 @@ def test_ctrl_c_and_kill_minus_nine_at_any_moment_lose_nothing(tmp_path: Path, s
     options = {**TABLE["environment"]["options"], "reward": "short_answers"}
     config = config_of(tmp_path, environment={"options": options})
     (tmp_path / "run").mkdir()
-    from tomli_w import dumps
-
-    from grpo_runner.session import without_none
-
     shutil.copy(Path(__file__).parent / "short_answers.py", tmp_path)
     table = without_none(config.model_dump(mode="json")) | {"plugins": ["short_answers.py"]}
     (tmp_path / "c.toml").write_text(dumps(table))
     command = [sys.executable, "-m", "grpo_runner.cli", "train", str(tmp_path / "c.toml")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     for sent, after in ((signal.SIGINT, "step 1/"), (signal.SIGKILL, "step 2/"), (signal.SIGKILL, "step 3/")):
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith(after):
-                time.sleep(0.05)
-                process.send_signal(sent)
-                break
-        rest = process.stderr.read()
-        assert process.wait() != 0
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if line.startswith(after):
+                    time.sleep(0.05)
+                    process.send_signal(sent)
+                    break
+            rest = process.stderr.read()
+        assert process.returncode != 0
         if sent is signal.SIGINT:
             assert process.returncode == 130 and "the same command continues" in rest
     subprocess.run(command, check=True, env=environment, capture_output=True)

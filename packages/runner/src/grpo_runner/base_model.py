@@ -27,9 +27,10 @@ from vismaze_hooks.answers import CLOSE, OPEN
 from vismaze_hooks.text import make_text_environment
 
 RECIPE = "vismaze_recipe.json"
+Tell = Callable[[str], None]
 
 
-def ensure_base(config: Config, offer: EnvironmentOffer, tell: Callable[[str], None]) -> dict[str, Any]:
+def ensure_base(config: Config, offer: EnvironmentOffer, tell: Tell) -> dict[str, Any]:
     """Return the base model's record {identity, recipe, …}; build and warm-start it if the configuration says how.
 
     A folder that was made by the same recipe is used again, so that all run seeds start from one base.
@@ -93,7 +94,7 @@ def _shape(config: Config) -> Any:
     return TinyShape(**numbers)
 
 
-def _make(config: Config, offer: EnvironmentOffer, recipe: dict[str, Any], folder: Path, tell: Callable[[str], None]) -> dict:
+def _make(config: Config, offer: EnvironmentOffer, recipe: dict[str, Any], folder: Path, tell: Tell) -> dict[str, Any]:
     from grpo_runner.tiny_model import build_tiny_model
 
     texts = _texts(config, offer)
@@ -143,9 +144,7 @@ def _draw(offer: EnvironmentOffer, options: dict[str, Any], seed: int, count: in
     return [draw(derive_seed(seed, "demonstration", at, n)) for n in range(count)]
 
 
-def warm_start(
-    config: Config, offer: EnvironmentOffer, folder: Path, settings: WarmStart, tell: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def warm_start(config: Config, offer: EnvironmentOffer, folder: Path, settings: WarmStart, tell: Tell) -> list[dict[str, Any]]:
     """Imitate the solver in the folder's model until the tuning set is solved to the target; keeps the nearest state.
 
     Returns:
@@ -168,7 +167,7 @@ def warm_start(
     turns, before = 0, None
     for step in range(settings.max_steps):
         tasks = _draw(offer, settings.stream, settings.seed, settings.batch, step)
-        episodes = rollouts.demonstrate(tasks, play, noise=settings.noise, seed=settings.seed)
+        episodes = rollouts.demonstrate(tasks, play, turns=settings.turns, noise=settings.noise, seed=settings.seed)
         samples = [s for number, episode in enumerate(episodes) for s in samples_of(number, episode)]
         turns += sum(e.moves for e in episodes)
         metrics = learner.imitation_step(samples, lr=settings.lr * min(1.0, (step + 1) / 50))

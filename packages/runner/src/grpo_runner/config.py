@@ -59,6 +59,7 @@ class WarmStart(Section):
     stream: dict[str, Any] = Field(default_factory=dict, description="options of the demonstrations' stream")
     seed: int = Field(0, description="of the model's initialisation and of the demonstrations; run seeds share one base")
     batch: Positive = Field(64, description="demonstrations a step")
+    turns: Positive | None = Field(None, description="turns of a demonstration that are learnt, from a random one on")
     noise: Share = Field(0.0, description="share of turns in which a random word is played, and not learnt")
     lr: Rate = Field(1e-3, description="peak learning rate, after 50 steps of warm-up")
     check_every: Positive = Field(50, description="steps between two looks at the tuning set")

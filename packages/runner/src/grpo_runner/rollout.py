@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -76,15 +76,17 @@ class Rollouts:
         return [_finish(e) for e in episodes]
 
     def demonstrate(
-        self, tasks: Sequence[Task], settings: RolloutSettings, *, noise: float = 0.0, seed: int = 0
+        self, tasks: Sequence[Task], settings: RolloutSettings, *, turns: int | None = None, noise: float = 0.0, seed: int = 0
     ) -> list[Trajectory]:
         """Play every task as the offer's solver does, in the words and ids that the model would use.
 
         Args:
+            turns: keep this many successive turns of each episode, from a random one on, in a conversation that begins
+                there; None: the whole episode. A few turns of many episodes are more independent of each other.
             noise: share of turns in which a random word is played instead and not trained on. The solver goes on from
                 where that leads, so the demonstrations hold the states that mistakes lead to, and the last answer does
                 not give away the next one (Laskey et al. 2017, DART).
-            seed: of the noise.
+            seed: of noise and choice.
 
         Raises:
             ValueError: the environment offers no solver.
@@ -99,8 +101,21 @@ class Rollouts:
                 action = int(uniform(draw, 1) * len(self._offer.words)) if noisy else self._next_action(episode)
                 self._advance(episode, self._request(episode, settings, 0), self._written(action), trained=not noisy)
             self._idle.append(episode.env)
+            if turns is not None:
+                places = max(1, len(episode.turns) - turns + 1)
+                self._cut(episode, int(uniform(derive_seed(seed, "cut", episode.task.uid), 0) * places), turns, settings)
         self._pictures.clear()
         return [_finish(e) for e in episodes]
+
+    def _cut(self, episode: _Episode, start: int, turns: int, settings: RolloutSettings) -> None:
+        """Keep some turns, as if the conversation had begun with the first of them."""
+        first = episode.shown[start]
+        end = start + turns
+        played, episode.turns = episode.turns[start:end], []
+        episode.shown = [("", first[1]), *episode.shown[start + 1 : end + 1]]
+        for turn in played:
+            request = self._request(episode, settings, 0)
+            episode.turns.append(replace(turn, prompt_ids=request.prompt_ids, images=request.images))
 
     def _next_action(self, episode: _Episode) -> int:
         assert self._offer.solver is not None

@@ -28,6 +28,7 @@ from grpo_runner.scoring import Scorer
 from grpo_runner.seeds import derive_seed
 from vismaze_hooks import CheckpointBackend, Engine, EnvironmentOffer, Plugins, Task, Tracker
 from vismaze_hooks.names import pick
+from vismaze_hooks.text import make_text_environment
 
 VERSIONED = (
     "vismaze-hooks",
@@ -113,9 +114,11 @@ def find_environment(config: Config, plugins: Plugins) -> EnvironmentOffer:
         ConfigError: unknown name or options; lists what is installed.
     """
     try:
-        return plugins.create("environment", config.environment.id, config.environment.options)
-    except ValueError as error:
+        offer = plugins.create("environment", config.environment.id, config.environment.options)
+        make_text_environment(offer).close()
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"environment: {error}") from error
+    return offer
 
 
 def fixed_set(offer: EnvironmentOffer, name: str) -> tuple[Task, ...]:
