@@ -27,10 +27,10 @@ def test_the_projects_own_parts_come_through_the_hooks(plugins):
 
 
 def test_an_installed_plugin_is_found_and_makes_what_it_offers(install):
-    install("brevity", REWARD % "brevity")
+    install("terseness", REWARD % "terseness")
     plugins = load_plugins()
-    assert plugins.create("reward", "brevity", {"scale": 2.5})(None) == 2.5
-    assert plugins.origins["brevity"] == "brevity 1.0"
+    assert plugins.create("reward", "terseness", {"scale": 2.5})(None) == 2.5
+    assert plugins.origins["terseness"] == "terseness 1.0"
 
 
 def test_two_entry_points_of_one_name_are_an_error_that_names_both_owners(install):
@@ -42,9 +42,9 @@ def test_two_entry_points_of_one_name_are_an_error_that_names_both_owners(instal
 
 
 def test_one_name_offered_twice_is_an_error_that_names_both_owners(install):
-    install("first", REWARD % "brevity")
-    install("second", REWARD % "brevity")
-    with pytest.raises(DuplicateNameError, match=r"reward 'brevity'.*'first' \(first 1\.0\) and 'second' \(second 1\.0\)"):
+    install("first", REWARD % "terseness")
+    install("second", REWARD % "terseness")
+    with pytest.raises(DuplicateNameError, match=r"reward 'terseness'.*'first' \(first 1\.0\) and 'second' \(second 1\.0\)"):
         load_plugins()
 
 

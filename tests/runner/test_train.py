@@ -177,7 +177,7 @@ def test_half_a_line_of_a_killed_writer_costs_nothing_else(tmp_path: Path) -> No
         ({"rollout": {**TABLE["rollout"], "engine": "locl"}}, "unknown engine 'locl'. Did you mean 'local'"),
         ({"rollout": {**TABLE["rollout"], "engine_options": {"cache": 1}}}, "refused its options"),
         ({"train": {**TABLE["train"], "targets": "nothing"}}, "match no module"),
-        ({"model": {"path": "/nonexistent/model"}}, "no folder /nonexistent/model"),
+        ({"model": {"path": "/nonexistent/model", "tiny": None}}, "no folder /nonexistent/model"),
         ({"model": {"tiny": "tony"}}, "unknown shape 'tony'"),
         ({"model": {"tiny": {"depth": 1}}}, "unknown number 'depth'"),
         ({"tasks": {"evaluation": "vismaze-5x5", "stream": {"shortst": [2, 2]}}}, "tasks.stream"),

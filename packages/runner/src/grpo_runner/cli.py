@@ -49,11 +49,15 @@ def _say(text: str) -> None:
 
 
 def _open(path: Path, overrides: list[str] | None) -> tuple[Config, Plugins]:
-    from grpo_runner.config import load
     from vismaze_hooks import load_plugins
 
+    from grpo_runner.config import ConfigError, load
+
     config = load(path, overrides or ())
-    return config, load_plugins(config.plugins, folder=path.resolve().parent)
+    try:
+        return config, load_plugins(config.plugins, folder=path.resolve().parent)
+    except ImportError as error:
+        raise ConfigError(f"plugins: {error}") from error
 
 
 def _quiet() -> None:
