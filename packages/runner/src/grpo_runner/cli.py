@@ -49,9 +49,8 @@ def _say(text: str) -> None:
 
 
 def _open(path: Path, overrides: list[str] | None) -> tuple[Config, Plugins]:
-    from vismaze_hooks import load_plugins
-
     from grpo_runner.config import ConfigError, load
+    from vismaze_hooks import load_plugins
 
     config = load(path, overrides or ())
     try:
