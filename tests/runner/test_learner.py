@@ -256,3 +256,17 @@ def test_weights_and_optimizer_come_back_bit_for_bit(tiny: Path, maze5: Environm
     other.load(folder)
     step(other)
     assert digest(other.policy) == digest(learner.policy)
+
+
+def test_the_gradient_is_the_same_every_time_on_several_threads(tiny: Path, maze5: EnvironmentOffer, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    learner = learner_of(tiny, None)
+    batch = batch_of(rollout_of(tiny, learner, maze5, tmp_path, None, 1))
+    try:
+        torch.set_num_threads(4)
+        first = gradient(learner, batch)
+        for _ in range(8):
+            again = gradient(learner, batch)
+            assert all(torch.equal(first[name], again[name]) for name in first)
+    finally:
+        torch.set_num_threads(threads)

@@ -128,13 +128,14 @@ class Scorer:
     def _score(self, batch: Sequence[Entry], table: FeatureTable, *, entropy: bool) -> Scored:
         text = collate([e.row for e in batch], self._processors.vocabulary.pad)
         shas = [sha for e in batch for sha in e.row.shas]
-        hidden = self.policy.hidden(text, table.rows[table.index(shas)] if shas else None)
+        # index_select throughout: its backward adds in a fixed order on any number of threads, indexing's does not
+        hidden = self.policy.hidden(text, table.rows.index_select(0, table.index(shas)) if shas else None)
         length = text.ids.shape[1]
         counts = [len(e.places) for e in batch]
         rows = np.repeat(np.arange(len(batch)), counts)
         columns = np.concatenate([length - len(e.row.ids) + e.places - 1 for e in batch])  # the state that predicts it
         logprobs, entropies = token_logprobs(
-            hidden[torch.from_numpy(rows), torch.from_numpy(columns)],
+            hidden.flatten(0, 1).index_select(0, torch.from_numpy(rows * length + columns)),
             self.policy.head,
             torch.from_numpy(np.concatenate([e.targets for e in batch])),
             banned_ids=self._banned,
@@ -144,5 +145,5 @@ class Scorer:
         starts = np.cumsum([0, *counts])
         spread = torch.cat([torch.arange(s, s + n) for s, n, e in zip(starts, counts, batch, strict=False) for _ in e.uses])
         use = torch.cat([torch.full((len(e.places),), u) for e in batch for u in e.uses])
-        entropies = entropies[spread] if entropies is not None else None
-        return Scored(logprobs[spread], entropies, use, list(torch.split(logprobs.detach(), counts)))
+        entropies = entropies.index_select(0, spread) if entropies is not None else None
+        return Scored(logprobs.index_select(0, spread), entropies, use, list(torch.split(logprobs.detach(), counts)))
