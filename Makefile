@@ -8,7 +8,7 @@ MEMBERS := packages/hooks packages/mazeenv packages/grpo-core packages/runner
 EDITABLE := $(foreach member,$(MEMBERS),-e $(member)) -e plugins/fsspec[testing] -e examples/own-plugin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint install clean faults
+.PHONY: demo test lint install clean
 
 demo: install
 	$(BIN)/grpo-run train examples/maze-tiny.toml
