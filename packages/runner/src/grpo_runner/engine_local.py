@@ -19,13 +19,16 @@ from grpo_runner.seeds import uniform
 from vismaze_hooks import Completion, Request
 
 ROWS = 256  # rows a forward pass: more does not help small models and costs memory
+MEMO_BYTES = 64 << 20  # next-token distributions that are remembered within a rollout
 
 
 class LocalEngine:
     """Holds its own copy of the weights, so that publishing is as real here as anywhere.
 
     Requests that ask the same question (equal ids and pictures) share one forward pass and are sampled apart, each with
-    its own seed. Each distinct picture is encoded once for as long as the vision tower's weights stay the same.
+    its own seed. With a bounded history the same questions come back throughout a rollout (samples of a group walk
+    through the same states), so what the model says to them is remembered until the rollout or the weights end. Each
+    distinct picture is encoded once for as long as the vision tower's weights stay the same.
     """
 
     def __init__(
@@ -49,28 +52,37 @@ class LocalEngine:
         self.features = FeatureCache() if self.policy.trains_vision else shared_features(Path(model))
         self._keep = keep_history
         self._kept: dict[str, _Kept] = {}
+        self._said = _Memo(MEMO_BYTES)
+        self._sessions: set[str] = set()
         self._banned = torch.tensor(self.processors.vocabulary.banned)
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Sample one turn for each request. The result for a request does not depend on what else is in the call."""
-        questions: dict[tuple[tuple[int, ...], tuple[str, ...]], list[int]] = {}
-        for number, request in enumerate(requests):
-            questions.setdefault((request.prompt_ids, tuple(i.sha256 for i in request.images)), []).append(number)
-        images = [i for r in requests for i in r.images]
+        sessions = {r.session for r in requests}
+        if sessions.isdisjoint(self._sessions):  # another rollout: a resumed run must not depend on what was played before
+            self._said.clear()
+        self._sessions = sessions
+        drafts = [_Draft(r, (r.prompt_ids, tuple(i.sha256 for i in r.images))) for r in requests]
+        if not self._keep:  # kept sessions need their keys and values, which only a forward pass makes
+            self._recall(drafts)
+        open_drafts = [d for d in drafts if d.result is None]
+        images = [i for d in open_drafts for i in d.request.images]
         self._table = self.features.table(self.policy.core.model.visual, self.processors.patches, images, self.processors.merge)
-        results: list[Completion | None] = [None] * len(requests)
+        states: dict[_State, list[_Draft]] = {}
+        for draft in open_drafts:
+            states.setdefault(draft.state, []).append(draft)
         old, self._kept = self._kept, {}
         fresh: list[_Question] = []
         grown: list[_Question] = []
-        for key, numbers in questions.items():
-            kept = old.get(requests[numbers[0]].session) if self._keep else None
-            (grown if kept is not None and kept.extends(key) else fresh).append((key, numbers, kept))
+        for (key, _), members in states.items():
+            kept = old.get(members[0].request.session) if self._keep else None
+            (grown if kept is not None and kept.extends(key) else fresh).append((members, kept))
         for group in (fresh, grown):
-            ordered = sorted(group, key=lambda item: len(item[0][0]))
+            ordered = sorted(group, key=lambda item: len(item[0][0].request.prompt_ids))
             for start in range(0, len(ordered), ROWS):
-                self._answer(ordered[start : start + ROWS], requests, results)
-        return results  # type: ignore[return-value]
+                self._answer(ordered[start : start + ROWS])
+        return [d.result for d in drafts]  # type: ignore[misc]
 
     def publish(self, adapter_folder: Path, version: int) -> None:
         """Load a PEFT adapter folder, or a model folder without LoRA.
@@ -92,42 +104,46 @@ class LocalEngine:
             raise ValueError(f"{adapter_folder}: weights without a place: {unknown[:3]}; places without weights: {lacking[:3]}")
         self.version = version
         self._kept.clear()
+        self._said.clear()
         if self.policy.trains_vision:
             self.features.clear()
 
     def close(self) -> None:
         self._kept.clear()
 
-    def _answer(self, group: list[_Question], requests: Sequence[Request], results: list[Completion | None]) -> None:
+    def _recall(self, drafts: Sequence[_Draft]) -> None:
+        """Sample from remembered distributions for as long as there are any."""
+        live = list(drafts)
+        while live:
+            rows: dict[_State, int] = {}
+            known = [d for d in live if d.state in self._said]
+            if not known:
+                return
+            owner = np.array([rows.setdefault(d.state, len(rows)) for d in known])
+            live = self._sample(torch.stack([self._said[state] for state in rows]), owner, known)
+
+    def _answer(self, group: list[_Question]) -> None:
         """Prefill the distinct questions of a group, then decode; states that sampled the same tokens stay one row."""
         if not group:
             return
-        cache, mask, after, hidden = self._prefill(group, requests)
+        cache, mask, after, hidden = self._prefill(group)
         if self._keep:
-            for row, (key, numbers, _) in enumerate(group):
-                kept = _Kept(key, _layers(cache), mask, int(after[row]), row)
-                self._kept.update({requests[n].session: kept for n in numbers})
-        vocabulary = self.processors.vocabulary
-        owner = np.array([row for row, (_, numbers, _) in enumerate(group) for _ in numbers])  # state of each live request
-        live = [n for _, numbers, _ in group for n in numbers]
-        tokens: dict[int, list[int]] = {n: [] for n in live}
-        logprobs: dict[int, list[float]] = {n: [] for n in live}
-        for position in range(max(r.max_new_tokens for r in (requests[n] for n in live))):
-            ids, values = self._sample(hidden, owner, [requests[n] for n in live], position)
-            going = []
-            for at, n in enumerate(live):
-                tokens[n].append(ids[at])
-                logprobs[n].append(values[at])
-                stopped = ids[at] == vocabulary.end_of_turn
-                if stopped or len(tokens[n]) == requests[n].max_new_tokens:
-                    results[n] = Completion(tuple(tokens[n]), tuple(logprobs[n]), stopped, self.version)
-                else:
-                    going.append(at)
-            if not going:
+            for row, (members, _) in enumerate(group):
+                kept = _Kept(members[0].key, _layers(cache), mask, int(after[row]), row)
+                self._kept.update({d.request.session: kept for d in members})
+        live = [d for members, _ in group for d in members]
+        owner = np.array([row for row, (members, _) in enumerate(group) for _ in members])  # state of each draft
+        while True:
+            logits = torch.nn.functional.linear(hidden, self.policy.head).float()
+            logits[:, self._banned] = -torch.inf
+            if not self._keep:
+                self._said.update({live[at].state: logits[row] for row, at in zip(*np.unique(owner, return_index=True), strict=True)})
+            places = {id(d): int(row) for d, row in zip(live, owner, strict=True)}
+            live = self._sample(logits, owner, live)
+            if not live:
                 return
             states: dict[tuple[int, int], int] = {}
-            owner = np.array([states.setdefault((int(owner[at]), ids[at]), len(states)) for at in going])
-            live = [live[at] for at in going]
+            owner = np.array([states.setdefault((places[id(d)], d.tokens[-1]), len(states)) for d in live])
             parents = torch.tensor([parent for parent, _ in states])
             cache.batch_select_indices(parents)
             mask = torch.cat([mask[parents], torch.ones(len(parents), 1, dtype=torch.long)], dim=1)
@@ -136,52 +152,93 @@ class LocalEngine:
             hidden = self.policy.hidden(step, None, cache)[:, -1]
             after = after + 1
 
-    def _prefill(
-        self, group: list[_Question], requests: Sequence[Request]
-    ) -> tuple[DynamicCache, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _prefill(self, group: list[_Question]) -> tuple[DynamicCache, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return cache, mask [rows, length], next position [rows] and last hidden states [rows, width]."""
         rows: list[Row] = []
         shas: list[str] = []
-        for _, numbers, kept in group:
-            request = requests[numbers[0]]
-            row = self._rows.build(request.prompt_ids, request.images)
+        for members, kept in group:
+            draft = members[0]
+            row = self._rows.build((*draft.request.prompt_ids, *draft.tokens), draft.request.images)
             if kept is not None:
                 row = Row(row.ids[kept.length :], row.positions[:, kept.length :], row.shas[kept.pictures :])
             rows.append(row)
             shas.extend(row.shas)
         batch = collate(rows, self.processors.vocabulary.pad)
         mask, cache = batch.mask, DynamicCache()
-        if group[0][2] is not None:
-            kepts = [kept for _, _, kept in group if kept is not None]
-            cache, old_mask = _join(kepts)
+        if group[0][1] is not None:
+            cache, old_mask = _join([kept for _, kept in group if kept is not None])
             mask = torch.cat([old_mask, batch.mask], dim=1)
             batch = TextBatch(batch.ids, mask, batch.positions)
         features = self._table.rows[self._table.index(shas)] if shas else None
         hidden = self.policy.hidden(batch, features, cache)[:, -1]
         return cache, mask, batch.positions[1:, :, -1].amax(0) + 1, hidden
 
-    def _sample(
-        self, hidden: torch.Tensor, owner: np.ndarray, requests: Sequence[Request], position: int
-    ) -> tuple[list[int], list[float]]:
-        """Draw one token for each request from its state's distribution, by inverse transform with the seeded draw."""
-        logits = torch.nn.functional.linear(hidden, self.policy.head).float()
-        logits[:, self._banned] = -torch.inf
-        temperatures = torch.tensor([r.temperature for r in requests])
+    def _sample(self, logits: torch.Tensor, owner: np.ndarray, drafts: Sequence[_Draft]) -> list[_Draft]:
+        """Draw one token for each draft by inverse transform with its seeded draw; return those that go on.
+
+        Args:
+            logits: float [states, vocabulary]
+            owner: int [drafts]: the state of each.
+        """
+        temperatures = torch.tensor([d.request.temperature for d in drafts])
         greedy = temperatures == 0
         scaled = logits[owner] / torch.where(greedy, 1.0, temperatures)[:, None]
         logprobs = torch.log_softmax(scaled, dim=-1)
-        draws = torch.tensor([uniform(r.seed, position) for r in requests], dtype=torch.float64)
+        draws = torch.tensor([uniform(d.request.seed, len(d.tokens)) for d in drafts], dtype=torch.float64)
         cumulative = logprobs.double().exp().cumsum(-1)
         chosen = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True).squeeze(1)
         chosen = torch.where(greedy, logprobs.argmax(-1), chosen.clamp(max=logits.shape[1] - 1))
-        return chosen.tolist(), logprobs.gather(1, chosen[:, None]).squeeze(1).tolist()
+        values = logprobs.gather(1, chosen[:, None]).squeeze(1).tolist()
+        for draft, token, value in zip(drafts, chosen.tolist(), values, strict=True):
+            draft.tokens.append(token)
+            draft.logprobs.append(value)
+            stopped = token == self.processors.vocabulary.end_of_turn
+            if stopped or len(draft.tokens) == draft.request.max_new_tokens:
+                draft.result = Completion(tuple(draft.tokens), tuple(draft.logprobs), stopped, self.version)
+        return [d for d in drafts if d.result is None]
+
+
+_Key = tuple[tuple[int, ...], tuple[str, ...]]
+"""A question: ids and pictures."""
+
+_State = tuple[_Key, tuple[int, ...]]
+"""A question and the beginning of an answer."""
+
+
+@dataclass
+class _Draft:
+    """A request being answered."""
+
+    request: Request
+    key: _Key
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    result: Completion | None = None
+
+    @property
+    def state(self) -> _State:
+        return self.key, tuple(self.tokens)
+
+
+class _Memo(dict[_State, torch.Tensor]):
+    """Logits by state; takes nothing more once it is full."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__()
+        self._limit = limit_bytes
+
+    def update(self, rows: Mapping[_State, torch.Tensor]) -> None:  # type: ignore[override]
+        for state, logits in rows.items():
+            if (len(self) + 1) * logits.numel() * logits.element_size() > self._limit:
+                return
+            self[state] = logits
 
 
 @dataclass
 class _Kept:
     """Keys and values of one session's last prompt, as a row of the batch that it was computed in."""
 
-    key: tuple[tuple[int, ...], tuple[str, ...]]
+    key: _Key
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     mask: torch.Tensor  # long [rows, cached length]
     after: int
@@ -193,13 +250,13 @@ class _Kept:
         self.length = int(self.mask[self.row].sum())
         self.pictures = len(self.key[1])
 
-    def extends(self, key: tuple[tuple[int, ...], tuple[str, ...]]) -> bool:
+    def extends(self, key: _Key) -> bool:
         ids, shas = self.key
         return len(key[0]) > len(ids) and key[0][: len(ids)] == ids and key[1][: len(shas)] == shas
 
 
-_Question = tuple[tuple[tuple[int, ...], tuple[str, ...]], list[int], _Kept | None]
-"""Ids and pictures, the numbers of the requests that ask it, and what is kept of the session."""
+_Question = tuple[list[_Draft], _Kept | None]
+"""Those that ask the same, and what is kept of the session."""
 
 
 def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
