@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -98,6 +99,35 @@ def test_accumulated_micro_batches_equal_one_batch():
         assert metrics["x/count"] == parts and metrics["x/tokens"] == mask.sum()
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0], atol=1e-12, rtol=1e-12)
+
+
+def test_micro_batches_side_by_side_give_the_same_sum_in_the_same_order():
+    inputs, mask = data()
+    model = new_model()
+    accumulate_gradients(in_batches(inputs, mask, 5), loss_of(model, step_denominator(mask)))
+    expected = torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
+    found = []
+    for threads in (1, 2, 4):
+        model = new_model()
+        leaves = list(model.parameters())
+        with ThreadPoolExecutor(threads) as pool:
+            metrics = accumulate_gradients(
+                in_batches(inputs, mask, 5), loss_of(model, step_denominator(mask)), inputs=leaves, pool=pool
+            )
+        assert metrics["x/count"] == 5
+        found.append(torch.cat([parameter.grad.reshape(-1) for parameter in leaves]))
+    torch.testing.assert_close(found[0], expected, atol=1e-12, rtol=1e-12)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_a_failure_in_a_thread_is_raised_and_a_pool_needs_inputs():
+    inputs, mask = data()
+    model = new_model()
+    with ThreadPoolExecutor(2) as pool:
+        with pytest.raises(ZeroDivisionError):
+            accumulate_gradients([0], lambda n: (1 / n, {}), inputs=list(model.parameters()), pool=pool)
+        with pytest.raises(ValueError, match="pool"):
+            accumulate_gradients(in_batches(inputs, mask, 2), loss_of(model, step_denominator(mask)), pool=pool)
 
 
 def rank_main(rank, folder):

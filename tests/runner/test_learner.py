@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def test_the_first_of_several_steps_has_ratio_exactly_one(tiny: Path, maze5: Env
     halves = [list(range(0, len(batch.samples), 2)), list(range(1, len(batch.samples), 2))]
     plans = [learner.plan(batch, half, LOSS) for half in halves]
     for plan in plans:
-        plan.old = learner._score_now(plan, Gap())
+        plan.old = learner.score_now(plan, Gap())
     first = learner.gradient(plans[0], LOSS, None)
     assert float(first["policy/ratio_max"]) == 1.0 and float(first["policy/ratio_min"]) == 1.0
     learner._step(1e-2)
@@ -121,6 +122,23 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(
     whole = gradient(learner, batch)
     for budget in (longest, 3 * longest):
         assert distance(whole, gradient(learner_of(tiny, lora, budget=budget), batch)) < 1e-6
+
+
+@pytest.mark.parametrize("weights", LORAS)
+def test_the_gradient_does_not_depend_on_the_threads(
+    tiny: Path, maze5: EnvironmentOffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str
+) -> None:
+    lora, loss = LORAS[weights], replace(LOSS, entropy=0.01, kl=0.1 if LORAS[weights] else 0.0)
+    learner = learner_of(tiny, lora, budget=700)
+    batch = batch_of(rollout_of(tiny, learner, maze5, tmp_path, lora, 1))
+    one = gradient(learner, batch, loss)
+    found = []
+    for count in (2, 3):
+        with ThreadPoolExecutor(count) as threads:
+            monkeypatch.setattr("grpo_runner.lanes._pool", threads)
+            found.extend(gradient(learner, batch, loss) for _ in range(2))
+    assert distance(one, found[0]) < 1e-6
+    assert all(torch.equal(found[0][name], other[name]) for other in found[1:] for name in other)
 
 
 def test_the_gradient_does_not_depend_on_sharing_equal_sequences(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -72,6 +73,8 @@ def accumulate_gradients(
     *,
     filler: Batch | None = None,
     group: dist.ProcessGroup | None = None,
+    inputs: Sequence[Tensor] = (),
+    pool: Executor | None = None,
 ) -> Metrics:
     """Backward of every micro-batch in turn; the gradients in ``.grad`` are then those of the whole step.
 
@@ -85,20 +88,55 @@ def accumulate_gradients(
         loss_of: micro-batch → (0-d loss with a graph, metrics).
         filler: an all-masked micro-batch; needed when the counts differ between the ranks of ``group``.
         group: the data-parallel process group, or None.
+        inputs: with ``pool``, the leaves whose ``.grad`` is wanted.
+        pool: threads that run several micro-batches at a time, for small models on CPU cores (with one thread inside each
+            operation). The gradients are added up in the order of the micro-batches, whatever finishes first, so they do
+            not depend on the number of threads. ``loss_of`` is then called from those threads.
 
     Returns:
         The metrics of all micro-batches, merged.
+
+    Raises:
+        ValueError: a filler is missing; or ``pool`` without ``inputs``, or on several ranks, whose collectives need an order.
     """
     missing = _most(len(micro_batches), group) - len(micro_batches)
     if missing and filler is None:
         raise ValueError(f"filler: needed, this rank has {missing} micro-batches fewer than another, got None")
     scale = gradient_scale(group)
+    if pool is not None:
+        if not inputs or scale != 1:
+            raise ValueError(f"pool: needs inputs and a single rank, got {len(inputs)} inputs on {scale} ranks")
+        return merge_metrics(_accumulate_side_by_side(micro_batches, loss_of, inputs, pool))
     metrics: list[Metrics] = []
     for batch in [*micro_batches, *[filler] * missing]:
         loss, parts = loss_of(batch)  # type: ignore[arg-type]
         (loss * scale).backward()
         metrics.append(parts)
     return merge_metrics(metrics)
+
+
+def _accumulate_side_by_side(
+    micro_batches: Sequence[Batch],
+    loss_of: Callable[[Batch], tuple[Tensor, Metrics]],
+    inputs: Sequence[Tensor],
+    pool: Executor,
+) -> list[Metrics]:
+    def one(batch: Batch) -> tuple[tuple[Tensor | None, ...], Metrics]:
+        with torch.enable_grad():  # the grad mode is each thread's own
+            loss, parts = loss_of(batch)
+            return torch.autograd.grad(loss, inputs, allow_unused=True), parts
+
+    metrics: list[Metrics] = []
+    for gradients, parts in pool.map(one, micro_batches):
+        for leaf, gradient in zip(inputs, gradients, strict=True):
+            if gradient is None:
+                continue
+            if leaf.grad is None:
+                leaf.grad = gradient.clone(memory_format=torch.contiguous_format)
+            else:
+                leaf.grad.add_(gradient)
+        metrics.append(parts)
+    return metrics
 
 
 def _zero(group: dist.ProcessGroup | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -59,12 +60,19 @@ def _open(path: Path, overrides: list[str] | None) -> tuple[Config, Plugins]:
         raise ConfigError(f"plugins: {error}") from error
 
 
-def _quiet() -> None:
-    """Silence the libraries' own chatter about loading weights; warnings stay."""
+def _settle() -> None:
+    """Settle into a process of our own: cores shared by micro-batch, the libraries' chatter silenced (warnings stay)."""
+    import torch
     import transformers
+
+    from grpo_runner.lanes import open_lanes
 
     transformers.utils.logging.disable_progress_bar()
     warnings.filterwarnings("default")
+    if not torch.cuda.is_available():
+        open_lanes()
+    gc.collect()
+    gc.freeze()  # the libraries' million objects need not be looked at again in every collection
 
 
 def _teller(steps: int) -> tuple[Callable[[str], None], Callable[[], None]]:
@@ -94,7 +102,7 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     """Train; the same command again continues where the run folder stands."""
     with messages():
         settings, plugins = _open(config, overrides)
-        _quiet()
+        _settle()
         from grpo_runner.main_job import run_training
 
         tell, end = _teller(settings.run.steps)
@@ -110,7 +118,7 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
     """Build the base model and warm-start it on solver demonstrations, as `train` would do first."""
     with messages():
         settings, plugins = _open(config, overrides)
-        _quiet()
+        _settle()
         from grpo_runner.base_model import ensure_base
         from grpo_runner.session import find_environment
 
@@ -129,7 +137,7 @@ def evaluate(
     """Evaluate a run's adapter on a fixed set."""
     with messages():
         settings, plugins = _open(run / "config.toml", None)
-        _quiet()
+        _settle()
         from grpo_runner.main_job import run_evaluation
 
         print("\n".join(run_evaluation(run, settings, plugins, set_name=tasks, adapter=adapter, base=base, samples=samples)))

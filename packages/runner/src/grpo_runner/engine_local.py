@@ -124,8 +124,6 @@ class LocalEngine:
 
     def _answer(self, group: list[_Question]) -> None:
         """Prefill the distinct questions of a group, then decode; states that sampled the same tokens stay one row."""
-        if not group:
-            return
         cache, mask, after, hidden = self._prefill(group)
         if self._keep:
             for row, (members, _) in enumerate(group):
@@ -137,7 +135,8 @@ class LocalEngine:
             logits = torch.nn.functional.linear(hidden, self.policy.head).float()
             logits[:, self._banned] = -torch.inf
             if not self._keep:
-                self._said.update({live[at].state: logits[row] for row, at in zip(*np.unique(owner, return_index=True), strict=True)})
+                firsts = zip(*np.unique(owner, return_index=True), strict=True)
+                self._said.take({live[at].state: logits[row] for row, at in firsts})
             places = {id(d): int(row) for d, row in zip(live, owner, strict=True)}
             live = self._sample(logits, owner, live)
             if not live:
@@ -227,7 +226,7 @@ class _Memo(dict[_State, torch.Tensor]):
         super().__init__()
         self._limit = limit_bytes
 
-    def update(self, rows: Mapping[_State, torch.Tensor]) -> None:  # type: ignore[override]
+    def take(self, rows: Mapping[_State, torch.Tensor]) -> None:
         for state, logits in rows.items():
             if (len(self) + 1) * logits.numel() * logits.element_size() > self._limit:
                 return

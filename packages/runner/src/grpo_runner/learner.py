@@ -82,7 +82,7 @@ class Learner:
         gap = Gap()
         if len(plans) > 1:
             for plan in plans:
-                plan.old = self._score_now(plan, gap)
+                plan.old = self.score_now(plan, gap)
             gap.check(verify)
         parts, outcomes = [], []
         for number, plan in enumerate(plans):
@@ -109,7 +109,7 @@ class Learner:
             (spoken if speaks else idle).append(entry)
         return Plan(samples, advantages, kept, step_denominator(float(tokens)), spoken, idle)
 
-    def _score_now(self, plan: Plan, gap: Gap) -> list[torch.Tensor]:
+    def score_now(self, plan: Plan, gap: Gap) -> list[torch.Tensor]:
         """Return the current log-probs of the sequences with a gradient, in the very batches that train them."""
         for entries in (plan.spoken, plan.idle):
             scores = self.scorer.logprobs(entries)
@@ -124,34 +124,37 @@ class Learner:
 
         Without old log-probs in the plan the current ones stand in for them, so that every ratio is exactly 1.
         """
-        if gap is not None:
-            for entry, logprobs in zip(plan.idle, self.scorer.logprobs(plan.idle), strict=True):
-                gap.compare(entry, plan.samples, logprobs)
-        old = {id(e): o for e, o in zip(plan.spoken, plan.old, strict=True)} if plan.old is not None else None
+        reference: list[torch.Tensor] | None = None
+        if loss.kl:
+            with self._adapter_off():
+                reference = self.scorer.logprobs(plan.spoken)
+        places = {id(entry): n for n, entry in enumerate(plan.spoken)}
+
+        def of_uses(each: list[torch.Tensor] | None, entries: Sequence[Entry]) -> torch.Tensor | None:
+            return torch.cat([each[places[id(e)]] for e in entries for _ in e.uses]) if each is not None else None
 
         def loss_of(scored: Scored, entries: Sequence[Entry]) -> tuple[torch.Tensor, Metrics]:
-            if gap is not None:
-                for entry, logprobs in zip(entries, scored.each, strict=True):
-                    gap.compare(entry, plan.samples, logprobs)
-            before = scored.logprobs.detach()
-            if old is not None:
-                before = torch.cat([old[id(e)] for e in entries for _ in e.uses])
-            return self._loss(scored, entries, before, plan, loss)
+            return self._loss(scored, of_uses(plan.old, entries), of_uses(reference, entries), plan, loss)
 
-        return self.scorer.backward(plan.spoken, loss_of, entropy=True)
+        metrics, scores = self.scorer.backward(plan.spoken, loss_of, entropy=True)
+        if gap is not None:
+            idle = self.scorer.logprobs(plan.idle)
+            for entry, logprobs in zip([*plan.spoken, *plan.idle], [*scores, *idle], strict=True):
+                gap.compare(entry, plan.samples, logprobs)
+        return metrics
 
     def _loss(
         self,
         scored: Scored,
-        entries: Sequence[Entry],
-        before: torch.Tensor,
+        old: torch.Tensor | None,
+        reference: torch.Tensor | None,
         plan: Plan,
         loss: LossSettings,
     ) -> tuple[torch.Tensor, Metrics]:
         mask, denominator = plan.kept[scored.use], plan.denominator
         value, metrics = policy_loss(
             scored.logprobs,
-            before,
+            old if old is not None else scored.logprobs.detach(),
             plan.advantages[scored.use],
             mask,
             denominator=denominator,
@@ -163,11 +166,8 @@ class Learner:
         )
         if loss.entropy and scored.entropy is not None:
             value = value - loss.entropy * torch.where(mask, scored.entropy, 0.0).sum() / denominator
-        if loss.kl:
-            with self._adapter_off():
-                reference = self.scorer.logprobs(entries)
-            spread = torch.cat([r for r, e in zip(reference, entries, strict=True) for _ in e.uses])
-            extra, more = kl_loss(scored.logprobs, spread, mask, denominator=denominator, kind="k3")
+        if reference is not None:
+            extra, more = kl_loss(scored.logprobs, reference, mask, denominator=denominator, kind="k3")
             value, metrics = value + loss.kl * extra, metrics | more
         return value, metrics
 
@@ -179,7 +179,7 @@ class Learner:
             value = -scored.logprobs.sum() / denominator
             return value, {"sft/loss": value.detach()}
 
-        metrics = self.scorer.backward(self.scorer.entries(samples), loss_of, entropy=False)
+        metrics, _ = self.scorer.backward(self.scorer.entries(samples), loss_of, entropy=False)
         return {name: float(v) for name, v in metrics.items()} | {"optim/grad_norm": self._step(lr).grad_norm}
 
     def _step(self, lr: float) -> StepOutcome:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from grpo_core import accumulate_gradients, token_budget_batches, token_logprobs
+from grpo_runner.lanes import pool, side_by_side
 from grpo_runner.ledger import Sample
 from grpo_runner.pictures import FeatureCache, FeatureTable, encode_images
 from grpo_runner.policy import Policy, Processors, Row, RowBuilder, collate
@@ -79,12 +80,9 @@ class Scorer:
         """Return the log-probs of each entry's trained tokens, without a graph: one [trained] per entry."""
         if not entries:
             return []
-        table = self._table(entries)
-        found: dict[int, torch.Tensor] = {}
-        for batch in self._batches(entries):
-            scored = self._score([entries[n] for n in batch], table, entropy=False)
-            found.update(zip(batch, scored.each, strict=True))
-        return [found[n] for n in range(len(entries))]
+        table, batches = self._table(entries), self._batches(entries)
+        scores = side_by_side(lambda batch: self._score([entries[n] for n in batch], table, entropy=False), batches)
+        return _in_order(batches, [scored.each for scored in scores])
 
     def backward(
         self,
@@ -92,28 +90,40 @@ class Scorer:
         loss_of: Callable[[Scored, Sequence[Entry]], tuple[torch.Tensor, Metrics]],
         *,
         entropy: bool,
-    ) -> Metrics:
+    ) -> tuple[Metrics, list[torch.Tensor]]:
         """Accumulate the gradients of a loss over all entries, micro-batch by micro-batch.
 
         Each distinct picture passes the vision tower once, forth and back: the features are a leaf while the
         micro-batches run, and their summed gradient then goes through the tower in one backward pass. So the cost of
         the pictures depends neither on how many sequences show them nor on the number of micro-batches.
+
+        Args:
+            loss_of: called for each micro-batch, from several threads where there are lanes.
+
+        Returns:
+            Metrics, merged; and the log-probs of each entry's trained tokens: one [trained] per entry.
         """
         if not entries:
-            return {}
-        table = self._table(entries)
-        leaf = table
-        if table.rows.requires_grad:
-            leaf = FeatureTable(table.rows.detach().requires_grad_(), table.starts, table.counts)
+            return {}, []
+        table, batches = self._table(entries), self._batches(entries)
+        trained = list(self.policy.trained.values())
+        leaf = FeatureTable(table.rows.detach().requires_grad_(table.rows.requires_grad), table.starts, table.counts)
+        scores: list[Sequence[torch.Tensor]] = [()] * len(batches)
 
-        def one(batch: list[int]) -> tuple[torch.Tensor, Metrics]:
-            members = [entries[n] for n in batch]
-            return loss_of(self._score(members, leaf, entropy=entropy), members)
+        def one(number: int) -> tuple[torch.Tensor, Metrics]:
+            members = [entries[n] for n in batches[number]]
+            scored = self._score(members, leaf, entropy=entropy)
+            scores[number] = scored.each
+            return loss_of(scored, members)
 
-        metrics = accumulate_gradients(self._batches(entries), one)
-        if leaf is not table and leaf.rows.grad is not None:
-            table.rows.backward(leaf.rows.grad)
-        return metrics
+        inputs = [*trained, leaf.rows] if leaf.rows.requires_grad else trained
+        metrics = accumulate_gradients(range(len(batches)), one, inputs=inputs, pool=pool())
+        if leaf.rows.grad is not None:
+            gradients = leaf.rows.grad.split([len(part) for part in table.parts])
+            passes = list(zip(table.parts, gradients, strict=True))
+            vision = [p for n, p in self.policy.trained.items() if ".visual." in f".{n}"]
+            accumulate_gradients(passes, lambda one: ((one[0] * one[1]).sum(), {}), inputs=vision, pool=pool())
+        return metrics, _in_order(batches, scores)
 
     def _batches(self, entries: Sequence[Entry]) -> list[list[int]]:
         return token_budget_batches([len(e.row.ids) for e in entries], self._budget, layout="padded")
@@ -147,3 +157,8 @@ class Scorer:
         use = torch.cat([torch.full((len(e.places),), u) for e in batch for u in e.uses])
         entropies = entropies.index_select(0, spread) if entropies is not None else None
         return Scored(logprobs.index_select(0, spread), entropies, use, list(torch.split(logprobs.detach(), counts)))
+
+
+def _in_order(batches: Sequence[list[int]], scores: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    found = {n: score for batch, each in zip(batches, scores, strict=True) for n, score in zip(batch, each, strict=True)}
+    return [found[n] for n in range(len(found))]
