@@ -172,6 +172,16 @@ def test_kept_keys_and_values_change_no_answer(tiny: Path) -> None:
             assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
 
 
+def test_a_session_that_begins_anew_is_answered_from_its_own_prompt(tiny: Path) -> None:
+    kept, plain = LocalEngine(model=str(tiny), keep_history=True), LocalEngine(model=str(tiny))
+    talks = [[1], [1, 2], [1], [3], [3, 4, 5], [3, 4]]  # grows, begins again, another one, skips a turn, goes back
+    for number, talk in enumerate(talks):
+        requests = [ask(tiny, talk, number, session="a"), ask(tiny, [7, 8, 9, 10, 11, 12][: number + 1], number, session="b")]
+        for a, b in zip(kept.generate(requests), plain.generate(requests), strict=True):
+            assert a.token_ids == b.token_ids
+            assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
 def passes_of(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the rows of each forward pass of an engine."""
     rows: list[int] = []

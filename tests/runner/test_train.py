@@ -98,6 +98,46 @@ def test_a_run_interrupted_between_steps_ends_with_the_same_weights(
     assert [r["step"] for r in read_lines(run / "events.jsonl") if r["event"] == "evaluated"] == [0, 2, 4]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout": {"history": "full"}, "train": {"targets": "language"}},
+        {"rollout": {"history": "full"}, "train": {"weights": "full", "minibatches": 1, "lr": 1e-3}},
+        {"rollout": {"history": 0}, "loss": {"kl": 0.1, "entropy": 0.01, "estimator": "rloo", "scale": "std"}},
+        {"model": {"tiny": "tiny-gqa"}, "environment": {"cell_px": 32}, "train": {"minibatches": 1}},
+    ],
+    ids=["whole conversations", "every weight", "no past, KL and entropy", "other shape"],
+)
+def test_every_kind_of_run_agrees_while_running_and_resumes_exactly(
+    tmp_path: Path, plugins: Plugins, changes: dict[str, dict]
+) -> None:
+    options = {**TABLE["environment"]["options"], "reward": "short_answers", **changes.get("environment", {})}
+    changes = {**changes, "environment": {"options": options}}
+    for name in ("straight", "stopped"):
+        (tmp_path / name).mkdir()
+
+    def interrupt(line: str) -> None:
+        if line.startswith("step 2/"):
+            raise KeyboardInterrupt
+
+    def run(folder: Path, tell=lambda line: None) -> Path:
+        run_training(config_of(folder, **changes), plugins, tell)
+        return folder / "run"
+
+    straight = run(tmp_path / "straight")
+    shutil.copytree(tmp_path / "straight" / "base", tmp_path / "stopped" / "base")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped", interrupt)
+    stopped = run(tmp_path / "stopped")
+    assert lines(straight) == lines(stopped)
+    (ours,) = (straight / "adapters").iterdir()
+    weights = "model.safetensors" if changes.get("train", {}).get("weights") == "full" else "adapter_model.safetensors"
+    assert (ours / weights).read_bytes() == (stopped / "adapters" / ours.name / weights).read_bytes()
+    for record in lines(straight):
+        assert record["agreement/logprob_gap_max"] <= 1e-4 and record["agreement/tokens"] > 0
+    assert any(record["optim/grad_norm"] > 0 for record in lines(straight))
+
+
 def test_a_run_that_is_over_is_reported_again_and_changes_nothing(plugins: Plugins, straight: Path) -> None:
     before = json.loads((straight / "summary.json").read_text())
     after = json.loads((run_of(straight.parent, plugins) / "summary.json").read_text())

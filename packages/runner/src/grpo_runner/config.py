@@ -138,6 +138,8 @@ class Config(Section):
     def _fits_together(self) -> Config:
         if self.warm_start is not None and self.tasks.tuning is None:
             raise ValueError("warm_start needs tasks.tuning, the set that it is calibrated on")
+        if self.loss.scale != "std" and self.loss.estimator != "grpo":
+            raise ValueError(f"loss.scale = {self.loss.scale!r} is read by loss.estimator = 'grpo' only; remove one of them")
         if self.train.weights == "full" and self.loss.kl > 0:
             raise ValueError("loss.kl needs train.weights = 'lora': the reference is the model with its adapter off")
         if self.train.schedule != "constant" and self.train.warmup >= self.run.steps * self.train.minibatches:

@@ -76,8 +76,11 @@ class LocalEngine:
         fresh: list[_Question] = []
         grown: list[_Question] = []
         for (key, _), members in states.items():
-            kept = old.get(members[0].request.session) if self._keep else None
-            (grown if kept is not None and kept.extends(key) else fresh).append((members, kept))
+            kept = old.get(members[0].request.session)
+            if kept is not None and kept.extends(key):
+                grown.append((members, kept))
+            else:
+                fresh.append((members, None))  # a session of that name may have begun anew
         for group in (fresh, grown):
             ordered = sorted(group, key=lambda item: len(item[0][0].request.prompt_ids))
             for start in range(0, len(ordered), ROWS):
