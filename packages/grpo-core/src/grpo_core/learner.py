@@ -47,9 +47,7 @@ def guarded_step(
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm: expected a number above 0 or None, got {max_norm}")
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients) if gradients else _zero(group)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
+    norm = _total_norm(gradients) if gradients else _zero(group)
     grad_norm = float(norm)
     finite = torch.isfinite(norm).to(torch.int32)
     if group is not None and dist.is_initialized():
@@ -64,6 +62,15 @@ def guarded_step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return StepOutcome(grad_norm, clipped, skipped=False)
+
+
+def _total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Norm over sharded and whole gradients together; torch does not mix the two in one call."""
+    sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    norms = [torch.nn.utils.get_total_norm(part) for part in (sharded, whole) if part]
+    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def accumulate_gradients(

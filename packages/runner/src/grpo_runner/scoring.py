@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from grpo_core import accumulate_gradients, token_budget_batches, token_logprobs
 from grpo_runner.ledger import Sample
@@ -75,15 +76,27 @@ class Scorer:
         return Entry(row, sample, places, row.ids[places], uses)
 
     @torch.no_grad()
-    def logprobs(self, entries: Sequence[Entry]) -> list[torch.Tensor]:
-        """Return the log-probs of each entry's trained tokens, without a graph: one [trained] per entry."""
-        if not entries:
+    def logprobs(
+        self, entries: Sequence[Entry], *, filler: Entry | None = None, group: dist.ProcessGroup | None = None
+    ) -> list[torch.Tensor]:
+        """Return the log-probs of each entry's trained tokens, without a graph: one [trained] per entry.
+
+        Args:
+            filler: scored in vain for as long as another rank of `group` has more to score; ranks pass together.
+        """
+        if not entries and filler is None:
             return []
-        table = self._table(entries)
+        table = self._table([*entries, filler] if filler is not None else entries)
         found: dict[int, torch.Tensor] = {}
-        for batch in self._batches(entries):
+        batches = self._batches(entries)
+        for batch in batches:
             scored = self._score([entries[n] for n in batch], table, entropy=False)
             found.update(zip(batch, scored.each, strict=True))
+        if group is not None and filler is not None:
+            most = torch.tensor(len(batches))
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+            for _ in range(int(most) - len(batches)):
+                self._score([filler], table, entropy=False)
         return [found[n] for n in range(len(entries))]
 
     def backward(
@@ -92,15 +105,22 @@ class Scorer:
         loss_of: Callable[[Scored, Sequence[Entry]], tuple[torch.Tensor, Metrics]],
         *,
         entropy: bool,
+        filler: Entry | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> Metrics:
         """Accumulate the gradients of a loss over all entries, micro-batch by micro-batch.
 
         Each distinct picture passes the vision tower once, forth and back: the features are a leaf while the
         micro-batches run, and their summed gradient then goes through the tower in one backward pass. So the cost of
         the pictures depends neither on how many sequences show them nor on the number of micro-batches.
+
+        Args:
+            filler: an entry without uses, passed for as long as another rank of `group` has more micro-batches.
+            group: ranks whose gradients are averaged afterwards; losses are multiplied by their number.
         """
-        if not entries:
+        if not entries and filler is None:
             return {}
+        entries = [*entries, filler] if filler is not None else entries
         table = self._table(entries)
         leaf = table
         if table.rows.requires_grad:
@@ -110,7 +130,10 @@ class Scorer:
             members = [entries[n] for n in batch]
             return loss_of(self._score(members, leaf, entropy=entropy), members)
 
-        metrics = accumulate_gradients(self._batches(entries), one)
+        if filler is None:
+            metrics = accumulate_gradients(self._batches(entries), one)
+        else:
+            metrics = accumulate_gradients(self._batches(entries[:-1]), one, filler=[len(entries) - 1], group=group)
         if leaf is not table and leaf.rows.grad is not None:
             table.rows.backward(leaf.rows.grad)
         return metrics
@@ -143,7 +166,9 @@ class Scorer:
             with_entropy=entropy,
         )
         starts = np.cumsum([0, *counts])
-        spread = torch.cat([torch.arange(s, s + n) for s, n, e in zip(starts, counts, batch, strict=False) for _ in e.uses])
-        use = torch.cat([torch.full((len(e.places),), u) for e in batch for u in e.uses])
+        none = torch.zeros(0, dtype=torch.long)  # of a filler, that has no uses
+        places = [torch.arange(s, s + n) for s, n in zip(starts, counts, strict=False)]
+        spread = torch.cat([none, *(p for p, e in zip(places, batch, strict=True) for _ in e.uses)])
+        use = torch.cat([none, *(torch.full((len(e.places),), u) for e in batch for u in e.uses)])
         entropies = entropies.index_select(0, spread) if entropies is not None else None
         return Scored(logprobs.index_select(0, spread), entropies, use, list(torch.split(logprobs.detach(), counts)))
