@@ -106,9 +106,15 @@ def start(config: Config, plugins: Plugins, instant: Instant | None, shared: mma
         os._exit(1)
 
 
-def draw(chance: random.Random, counted: dict[str, list[float]]) -> Instant:
-    """Return an instant in the first two steps or so after a start, every phase as likely."""
-    phase = chance.choice(PHASES)
+def phase_of(number: int, seed: int) -> str:
+    """Return the phase that a kill, by its number from 0, is meant for: each seven go through all, in a seeded order."""
+    order = list(PHASES)
+    random.Random(f"{seed}/{number // len(PHASES)}").shuffle(order)
+    return order[number % len(PHASES)]
+
+
+def draw(chance: random.Random, phase: str, counted: dict[str, list[float]]) -> Instant:
+    """Return an instant in a phase, in the first two steps or so after a start."""
     calls, visits, seconds = counted[phase]
     if chance.random() < 0.5:
         return Instant(phase, call=chance.randrange(1, max(2, round(2 * calls / STEPS))))
@@ -149,7 +155,7 @@ def campaign(place: Path, kills: int, seed: int) -> dict[str, Any]:
         run, attempt, ended = place / f"run_{number:03d}", 0, None
         while ended != 0:
             attempt += 1
-            instant = draw(chance, counted) if len(rows) < kills else Instant("none")
+            instant = draw(chance, phase_of(len(rows), seed), counted) if len(rows) < kills else Instant("none")
             ended = start(config_of(place, run.name), plugins, instant, shared, log)
             if rows and rows[-1].run == number:
                 came = told(run, "resumed", attempt) or ([0] if told_start(run, attempt) else [])

@@ -38,7 +38,7 @@ from vismaze_hooks import load_plugins
 
 LOSS = LossSettings("ppo", 0.2, 0.28, 0.05, 0.01)  # KL and entropy too: what the reference's forward passes do among ranks
 STEPS = 6
-LR = 1e-3
+LR = 1e-4  # usual for adapters; what differs scales with it, since Adam makes steps of one size from gradients of any
 
 
 def config_of(model: str, *, train: dict[str, Any], frozen_base: str = "replicate", budget: int = 16_384) -> Config:
@@ -117,7 +117,7 @@ def gradients(world: World | None, model: str, folder: Path) -> None:
         for key, parameter in learner.policy.trained.items():
             if parameter.grad is not None:
                 whole = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-                found[key] = whole.contiguous()
+                found[key] = whole.clone()  # the step clips in place
         norm = learner._step(0.0).grad_norm
         if world is None or world.rank == 0:
             facts = {"norm": str(norm), "passes": str(len(learner.scorer._batches(plan.spoken.entries)))}

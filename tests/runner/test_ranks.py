@@ -61,7 +61,7 @@ def test_a_run_goes_on_with_one_rank_and_with_three_from_the_checkpoint_of_two(t
     assert events.count("checkpoint_committed") == 12 and events.count("checkpoint_loaded") == 2
     whole, parts = (load_file(tmp_path / name / "weights.safetensors") for name in ("whole", "parts"))
     start = load_file(tmp_path / "language" / "state.safetensors")
-    assert max(float((whole[n] - start[f"weights/{n}"]).abs().max()) for n in whole) > 1e-3, "there was something to learn"
+    assert max(float((whole[n] - start[f"weights/{n}"]).abs().max()) for n in whole) > 5e-4, "there was something to learn"
     assert max(float((whole[n] - parts[n]).abs().max()) for n in whole) <= 1e-6
     shards = sorted(f.name for f in (tmp_path / "parts" / "checkpoints" / "step_00000006").glob("*.safetensors"))
     assert len(shards) == 3, "each rank wrote its own part"

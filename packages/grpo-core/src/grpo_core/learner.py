@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ._checks import check_choice
 from .aggregation import gradient_scale
 from .metrics import Metrics, merge_metrics
 
@@ -79,11 +80,12 @@ def accumulate_gradients(
     *,
     filler: Batch | None = None,
     group: dist.ProcessGroup | None = None,
+    reduction: str = "mean",
 ) -> Metrics:
     """Backward of every micro-batch in turn; the gradients in ``.grad`` are then those of the whole step.
 
     The losses must share the step's denominator (``step_denominator``): they add up, nothing is divided by a count of
-    micro-batches here. With ``group`` each loss is multiplied by the world size, because averaging over ranks follows,
+    micro-batches here. With ``group`` each loss is multiplied by the world size where averaging over ranks follows,
     and ranks with fewer micro-batches run ``filler`` (an all-masked one) until all have run equally many: a rank that
     stops early leaves the others waiting in their collectives for ever.
 
@@ -92,6 +94,8 @@ def accumulate_gradients(
         loss_of: micro-batch → (0-d loss with a graph, metrics).
         filler: an all-masked micro-batch; needed when the counts differ between the ranks of ``group``.
         group: the data-parallel process group, or None.
+        reduction: what is done with the ranks' gradients afterwards, ``mean`` (what wrappers do unless told otherwise) or
+            ``sum`` (losses stay as they are; with a number of ranks that is no power of two, that rounds less).
 
     Returns:
         The metrics of all micro-batches, merged.
@@ -99,7 +103,8 @@ def accumulate_gradients(
     missing = _most(len(micro_batches), group) - len(micro_batches)
     if missing and filler is None:
         raise ValueError(f"filler: needed, this rank has {missing} micro-batches fewer than another, got None")
-    scale = gradient_scale(group)
+    check_choice("reduction", reduction, ("mean", "sum"))
+    scale = gradient_scale(group) if reduction == "mean" else 1
     metrics: list[Metrics] = []
     for batch in [*micro_batches, *[filler] * missing]:
         loss, parts = loss_of(batch)  # type: ignore[arg-type]

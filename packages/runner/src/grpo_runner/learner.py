@@ -193,7 +193,7 @@ class Learner:
         share = plan.spoken
         metrics = self.scorer.backward(share.entries, loss_of, entropy=True, filler=share.filler, group=self._group)
         if self._group is not None and share.filler is not None:
-            average_gradients(self._whole, self._group)
+            sum_gradients(self._whole, self._group)
         return metrics
 
     def _loss(
@@ -276,8 +276,8 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(parts)) if parts else torch.zeros(0)
 
 
-def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Average the gradients of weights that every rank holds whole; a gradient that some rank lacks counts there as 0."""
+def sum_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Sum over ranks the gradients of weights that every rank holds whole; one that a rank lacks counts as 0."""
     there = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
     dist.all_reduce(there, op=dist.ReduceOp.MAX, group=group)
     for parameter, anywhere in zip(parameters, there.tolist(), strict=True):
@@ -285,4 +285,3 @@ def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGro
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad)
-            parameter.grad.div_(group.size())

@@ -116,7 +116,7 @@ class Scorer:
 
         Args:
             filler: an entry without uses, passed for as long as another rank of `group` has more micro-batches.
-            group: ranks whose gradients are averaged afterwards; losses are multiplied by their number.
+            group: ranks whose gradients are summed afterwards.
         """
         if not entries and filler is None:
             return {}
@@ -133,7 +133,7 @@ class Scorer:
         if filler is None:
             metrics = accumulate_gradients(self._batches(entries), one)
         else:
-            metrics = accumulate_gradients(self._batches(entries[:-1]), one, filler=[len(entries) - 1], group=group)
+            metrics = accumulate_gradients(self._batches(entries[:-1]), one, filler=[len(entries) - 1], group=group, reduction="sum")
         if leaf is not table and leaf.rows.grad is not None:
             table.rows.backward(leaf.rows.grad)
         return metrics

@@ -38,6 +38,8 @@ def shard(policy: Policy, frozen_base: FrozenBase, *, ranks: int, local_ranks: i
     inside = set(text.layers.parameters())
     for layer in text.layers:
         whole = {p for p in layer.parameters() if not p.requires_grad} if frozen_base == "replicate" else None
-        fully_shard(layer, mesh=mesh, ignored_params=whole)
+        sharded = fully_shard(layer, mesh=mesh, ignored_params=whole)
+        sharded.set_gradient_divide_factor(1.0)  # with the next line: gradients are summed, since the loss has one
+        sharded.set_force_sum_reduction_for_comms(True)  # denominator for all ranks
     fully_shard(text, mesh=mesh, ignored_params={p for p in text.parameters() if p not in inside})
     policy.trained = {name: p for name, p in policy.core.named_parameters() if p.requires_grad}
