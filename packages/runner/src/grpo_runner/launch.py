@@ -105,7 +105,9 @@ def join(
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % local_size)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    place = {"store": store, "rank": rank, "world_size": size} if store is not None else {}
-    dist.init_process_group(backend, timeout=WAIT, **place)
+    if store is None:
+        dist.init_process_group(backend, timeout=WAIT)
+    else:
+        dist.init_process_group(backend, timeout=WAIT, store=store, rank=rank, world_size=size)
     groups = [dist.new_group(backend="gloo", timeout=WAIT) for _ in range(2)]
     return World(rank, size, local_size, groups[0], groups[1], blame)

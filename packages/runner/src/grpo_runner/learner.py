@@ -247,8 +247,7 @@ class Learner:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return every trained weight whole, by name. Without ranks these are the weights themselves, no copy."""
-        trained = self.policy.trained.items()
-        return {n: p.detach().full_tensor() if isinstance(p, DTensor) else p.detach() for n, p in trained}
+        return {name: whole(parameter.detach()) for name, parameter in self.policy.trained.items()}
 
     def close(self) -> None:
         """Nothing has to be ended in one process."""
@@ -269,6 +268,11 @@ class Learner:
             ValueError: the folder's weights are not those that are trained here.
         """
         read_state(folder, self.policy.trained, self.optimizer, self._group)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Gather a sharded tensor; others are returned as they are. All ranks must call alike."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

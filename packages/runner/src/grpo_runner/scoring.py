@@ -133,7 +133,9 @@ class Scorer:
         if filler is None:
             metrics = accumulate_gradients(self._batches(entries), one)
         else:
-            metrics = accumulate_gradients(self._batches(entries[:-1]), one, filler=[len(entries) - 1], group=group, reduction="sum")
+            metrics = accumulate_gradients(
+                self._batches(entries[:-1]), one, filler=[len(entries) - 1], group=group, reduction="sum"
+            )
         if leaf is not table and leaf.rows.grad is not None:
             table.rows.backward(leaf.rows.grad)
         return metrics

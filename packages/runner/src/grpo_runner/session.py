@@ -49,7 +49,7 @@ class Session:
     run_id: str
     stop: Stop
     version: int = 0
-    step: int = 0  # finished steps: what is in memory stands there, save inside of an update
+    step: int = 0  # finished steps; outside of an update, what is in memory stands there
     evaluations: dict[int, Outcome] = field(default_factory=dict)  # by step, of all attempts
     seconds_before: Mapping[str, float] = field(default_factory=dict)  # wall seconds by phase of earlier attempts
 

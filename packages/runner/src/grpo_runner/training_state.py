@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter, TensorStorageMetadata
 
 from grpo_runner.files import fsync_path
 
@@ -68,7 +68,7 @@ def read_state(
         raise ValueError(f"{folder}: its trainable weights are not those of this configuration (such as {odd})")
     moments: dict[str, State] = {}
     for name, record in stored.items():
-        if name.startswith("optimizer/"):
+        if name.startswith("optimizer/") and isinstance(record, TensorStorageMetadata):
             parameter, _, key = name.removeprefix("optimizer/").rpartition("/")
             like = trained[parameter]
             empty = torch.zeros_like(like.detach()) if record.size == like.shape else torch.zeros(record.size)
