@@ -3,8 +3,8 @@
     python benchmarks/checkpoints/resume.py
 
 A run of the small model is stopped by SIGTERM and started again, as often as asked; each start is a fresh process. "ready" ends
-when models, engine and checkpoints are there (imports included), "resumed" when the newest checkpoint has been verified and read,
-"step" with the line of the first step. Writes benchmarks/results/resume.json.
+when models, engine and checkpoints are there (imports included), "resumed" when the newest checkpoint has been verified and
+read, "step" with the line of the first step. Writes benchmarks/results/resume.json.
 """
 
 from __future__ import annotations

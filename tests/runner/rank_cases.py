@@ -2,12 +2,15 @@
 
 rank_cases.py gradients MODEL FOLDER     the gradient of recorded trajectories, on 1, 2, 3 and 4 ranks
 rank_cases.py elastic MODEL FOLDER       six steps on 1 rank; and on 2, then 1, then 3 ranks, through checkpoints
+rank_cases.py failing MODEL FOLDER       three saves on 2 ranks, the second of which fails on rank 1
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
+import resource
 import sys
 import warnings
 from collections.abc import Callable
@@ -124,21 +127,25 @@ def gradients(world: World | None, model: str, folder: Path) -> None:
             save_file(found, folder / f"gradient-{ranks}-{name}-{frozen_base}-{parts}.safetensors", facts)
 
 
-def steps(learner: Learner | Team, folder: Path, name: str, end: int) -> None:
-    """Go on from the newest checkpoint, or from the recorded state, to a step; every step is saved while the next one runs."""
-    run = folder / name
+def store_of(run: Path, keep: int) -> CheckpointStore:
     run.mkdir(exist_ok=True)
     config = config_of("unused", train=WEIGHTS["language"])
-    store = CheckpointStore(
+    return CheckpointStore(
         run / "checkpoints",
         run_folder=run,
         attempt=next_attempt(run),
-        run_id=name,
+        run_id=run.name,
         config_hash=config_hash(config),
         config={},
-        keep=2,
+        keep=keep,
         on_event=lambda event, fields: print(event, fields, flush=True),
     )
+
+
+def steps(learner: Learner | Team, folder: Path, name: str, end: int) -> None:
+    """Go on from the newest checkpoint, or from the recorded state, to a step; every step is saved while the next one runs."""
+    run = folder / name
+    store = store_of(run, 2)
     found = store.load(lambda place, meta: learner.load(place))
     if found is None:
         learner.load(folder / "language")
@@ -165,6 +172,42 @@ def elastic(world: World | None, model: str, folder: Path, name: str, end: int) 
         team = Team(learner, world)
         steps(team, folder, name, end)
         team.close()
+
+
+def failing(world: World | None, model: str, folder: Path) -> None:
+    """Save three times; a file of rank 1 may not grow during the second. After it a copy is made and never written."""
+    assert world is not None
+    learner = make_learner(config_of(model, train=WEIGHTS["language"]), world)
+    if world.rank:
+        copy, copies = learner.snapshot, itertools.count(1)
+
+        def snapshot() -> Callable[[Path], None]:
+            write, number = copy(), next(copies)
+            return (lambda place: limited(write, place)) if number == 2 else write
+
+        learner.snapshot = snapshot  # type: ignore[method-assign]
+        serve(learner, world)
+        return
+    team, store = Team(learner, world), store_of(folder / "failing", 3)
+    team.load(folder / "language")
+    for step in (1, 2, 3):
+        store.save_async(step, team.snapshot(), {})
+        store.wait()
+        if step == 2:
+            assert (store.failed, store.newest) == (1, 1)
+            team.snapshot()
+    assert (store.failed, store.newest) == (1, 3)
+    store.load(lambda place, meta: team.load(place))
+    team.close()
+
+
+def limited(write: Callable[[Path], None], place: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        write(place)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def ranked(size: int, work: Callable[..., None], *arguments: Any) -> None:
@@ -195,6 +238,8 @@ def main(what: str, model: str, folder: Path) -> None:
     if what == "gradients":
         for size in (1, 2, 3, 4):
             ranked(size, gradients, model, folder)
+    elif what == "failing":
+        ranked(2, failing, model, folder)
     else:
         ranked(1, elastic, model, folder, "whole", STEPS)
         for size, end in ((2, 2), (1, 4), (3, STEPS)):

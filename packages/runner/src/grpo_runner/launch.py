@@ -62,10 +62,11 @@ def _start(config: Config) -> World:
 
     def blame() -> None:
         try:
-            context.join(timeout=10, grace_period=3)
+            context.join(timeout=10, grace_period=1)
         except (processes.ProcessExitedException, processes.ProcessRaisedException) as error:
-            codes = {rank: process.exitcode for rank, process in enumerate(context.processes, 1)}
-            raise RuntimeError(f"the learner lost a rank; exit codes by rank: {codes}") from error
+            raise RuntimeError(
+                f"rank {error.error_index + 1} of the learner failed, so the run cannot go on: {error}"
+            ) from error
 
     return join(0, size, size, store, blame)
 

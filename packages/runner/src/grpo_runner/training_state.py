@@ -46,9 +46,20 @@ def write_state(folder: Path, state: State, group: dist.ProcessGroup | None) -> 
         save_file(state, folder / "state.safetensors")
         return
     dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True), process_group=group)
-    mine = f"shard-{dist.get_rank(group) + 1:05d}-*"
-    for file in folder.glob(mine):  # a network file system must be told by the machine that wrote
-        fsync_path(file)
+    failed: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(failed, _synced(folder, dist.get_rank(group)), group=group)  # nobody seals before all are through
+    if any(failed):
+        raise OSError(f"ranks could not sync what they wrote: { {rank: error for rank, error in enumerate(failed) if error} }")
+
+
+def _synced(folder: Path, rank: int) -> str | None:
+    """Make a rank's files durable, as a network file system wants it from the machine that wrote; returns what went wrong."""
+    try:
+        for file in folder.glob(f"shard-{rank + 1:05d}-*"):
+            fsync_path(file)
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def read_state(
