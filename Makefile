@@ -8,7 +8,7 @@ MEMBERS := packages/hooks packages/mazeenv packages/grpo-core packages/runner
 EDITABLE := $(foreach member,$(MEMBERS),-e $(member)) -e plugins/fsspec[testing] -e examples/own-plugin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint install clean
+.PHONY: demo test lint faults install clean
 
 demo: install
 	$(BIN)/grpo-run train examples/maze-tiny.toml
@@ -21,6 +21,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# kill -9 at 200 seeded instants of real runs; a bounded number of kills, about a quarter of an hour on one core.
+faults: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/faults/campaign.py --kills 200
 
 install: $(STAMP)
 

@@ -142,11 +142,15 @@ def rank_main(rank, folder):
     # DDP reduces in every backward here: without the filler this rank would leave the other waiting.
     metrics = accumulate_gradients(batches, loss_of(model, total), filler=filler, group=group)
     gradient = torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
+    plain = new_model()
+    accumulate_gradients(batches, loss_of(plain, total), filler=filler, group=group, reduction="sum")
+    summed = torch.cat([parameter.grad.reshape(-1) for parameter in plain.parameters()])
+    dist.all_reduce(summed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if rank == 1:
         next(model.parameters()).grad[0, 0] = math.nan
     outcome = guarded_step(optimizer, model.parameters(), max_norm=1.0, group=group)
-    torch.save((gradient, float(total), metrics, outcome.skipped, gradient_scale(group)), f"{folder}/{rank}.pt")
+    torch.save((gradient, summed, float(total), metrics, outcome.skipped, gradient_scale(group)), f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -159,8 +163,9 @@ def test_two_ddp_ranks_with_three_and_two_micro_batches_equal_one_batch(tmp_path
     accumulate_gradients([(inputs, mask)], loss_of(model, step_denominator(mask)))
     expected = torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
     for rank in range(2):
-        gradient, total, metrics, skipped, scale = torch.load(tmp_path / f"{rank}.pt")
+        gradient, summed, total, metrics, skipped, scale = torch.load(tmp_path / f"{rank}.pt")
         torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(summed, expected, atol=1e-12, rtol=1e-12)
         assert total == int(mask.sum()) and scale == 2 and metrics["x/count"] == 3
         assert skipped, "one rank with a NaN makes both skip"
 

@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from grpo_core import group_advantages
+from grpo_runner.agreement import DisagreementError, Gap
 from grpo_runner.engine_local import LocalEngine
-from grpo_runner.learner import Batch, DisagreementError, Gap, Learner, LossSettings
+from grpo_runner.learner import Batch, Learner, LossSettings
 from grpo_runner.ledger import Trajectory, samples_of
 from grpo_runner.pictures import FeatureCache, identify
 from grpo_runner.policy import Lora, Policy, digest, load_processors, save_weights
@@ -268,7 +269,7 @@ def test_weights_and_optimizer_come_back_bit_for_bit(tiny: Path, maze5: Environm
     step(learner)
     folder = tmp_path / "state"
     folder.mkdir()
-    learner.save(folder)
+    learner.snapshot()(folder)
     step(learner)
     other = learner_of(tiny, lora, seed=99)
     other.load(folder)

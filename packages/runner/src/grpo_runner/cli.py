@@ -27,17 +27,22 @@ app.add_typer(config_app, name="config")
 
 ConfigFile = Annotated[Path, typer.Argument(help="a TOML file", metavar="CONFIG.toml")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="overrides, such as train.lr=3e-4", metavar="[key=value …]")]
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR, SIGNALLED, INTERRUPTED = 2, 128, 130
 
 
 @contextmanager
 def messages() -> Iterator[None]:
-    """Turn what a user can mend into one message and exit code 2, an interrupt into 130; other errors keep their traceback."""
+    """Turn what a user can mend into one message and exit code 2, a signal into 128 + its number; other errors keep their
+    traceback, and exit with 1."""
     from grpo_runner.errors import USER_ERRORS
+    from grpo_runner.stopping import Stopped
 
     try:
         yield
-    except KeyboardInterrupt:
+    except Stopped as stopped:
+        _say("what was committed is kept, and the same command continues from there")
+        raise typer.Exit(SIGNALLED + stopped.number) from None
+    except KeyboardInterrupt:  # before there was anything to save
         _say("interrupted; what was committed is kept, and the same command continues from there")
         raise typer.Exit(INTERRUPTED) from None
     except USER_ERRORS as error:
@@ -110,7 +115,8 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
             lines = run_training(settings, plugins, tell)
         finally:
             end()
-        print("\n".join(lines))
+        if lines:
+            print("\n".join(lines))
 
 
 @app.command()

@@ -103,6 +103,14 @@ class Train(Section):
     )
 
 
+class Learner(Section):
+    ranks: Positive = Field(1, description="processes that learn together; where torchrun starts them, its number counts")
+    frozen_base: Literal["replicate", "shard", "hybrid"] = Field(
+        "replicate",
+        description="frozen decoder weights of several ranks: whole on each, split over all, or over those of one machine",
+    )
+
+
 class Evaluation(Section):
     every: Positive = Field(description="steps between evaluations; the first and the last state are always evaluated")
     samples: Natural = Field(4, description="sampled episodes of each task, beside the greedy one")
@@ -130,6 +138,7 @@ class Config(Section):
     rollout: Rollout
     loss: Loss = Loss()
     train: Train
+    learner: Learner = Learner()
     evaluation: Evaluation
     checkpoint: Checkpoint = Checkpoint()
     export: Export = Export()
@@ -154,6 +163,7 @@ MAY_CHANGE = (
     "evaluation",
     "checkpoint",
     "export",
+    "learner",
     "trackers",
     "train.verify",
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from grpo_core import accumulate_gradients, token_budget_batches, token_logprobs
 from grpo_runner.lanes import pool, side_by_side
@@ -76,13 +77,29 @@ class Scorer:
         return Entry(row, sample, places, row.ids[places], uses)
 
     @torch.no_grad()
-    def logprobs(self, entries: Sequence[Entry]) -> list[torch.Tensor]:
-        """Return the log-probs of each entry's trained tokens, without a graph: one [trained] per entry."""
-        if not entries:
+    def logprobs(
+        self, entries: Sequence[Entry], *, filler: Entry | None = None, group: dist.ProcessGroup | None = None
+    ) -> list[torch.Tensor]:
+        """Return the log-probs of each entry's trained tokens, without a graph: one [trained] per entry.
+
+        Args:
+            filler: scored in vain for as long as another rank of `group` has more to score; ranks pass together.
+        """
+        if not entries and filler is None:
             return []
-        table, batches = self._table(entries), self._batches(entries)
-        scores = side_by_side(lambda batch: self._score([entries[n] for n in batch], table, entropy=False), batches)
-        return _in_order(batches, [scored.each for scored in scores])
+        table, batches = self._table([*entries, filler] if filler is not None else entries), self._batches(entries)
+
+        def score(batch: list[int]) -> list[torch.Tensor]:
+            return self._score([entries[n] for n in batch], table, entropy=False).each
+
+        if filler is None:
+            return _in_order(batches, side_by_side(score, batches))
+        scores = [score(batch) for batch in batches]  # ranks pass together, one micro-batch after the other
+        most = torch.tensor(len(batches))
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+        for _ in range(int(most) - len(batches)):
+            self._score([filler], table, entropy=False)
+        return _in_order(batches, scores)
 
     def backward(
         self,
@@ -90,6 +107,8 @@ class Scorer:
         loss_of: Callable[[Scored, Sequence[Entry]], tuple[torch.Tensor, Metrics]],
         *,
         entropy: bool,
+        filler: Entry | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> tuple[Metrics, list[torch.Tensor]]:
         """Accumulate the gradients of a loss over all entries, micro-batch by micro-batch.
 
@@ -99,31 +118,38 @@ class Scorer:
 
         Args:
             loss_of: called for each micro-batch, from several threads where there are lanes.
+            filler: an entry without uses, passed for as long as another rank of `group` has more micro-batches.
+            group: ranks whose gradients are summed afterwards.
 
         Returns:
             Metrics, merged; and the log-probs of each entry's trained tokens: one [trained] per entry.
         """
-        if not entries:
+        if not entries and filler is None:
             return {}, []
-        table, batches = self._table(entries), self._batches(entries)
-        trained = list(self.policy.trained.values())
+        shown, batches = [*entries, *([filler] if filler is not None else [])], self._batches(entries)
+        parts = [*batches, [len(entries)]]  # the last one is the filler
+        table = self._table(shown)
         leaf = FeatureTable(table.rows.detach().requires_grad_(table.rows.requires_grad), table.starts, table.counts)
-        scores: list[Sequence[torch.Tensor]] = [()] * len(batches)
+        scores: list[Sequence[torch.Tensor]] = [()] * len(parts)
 
         def one(number: int) -> tuple[torch.Tensor, Metrics]:
-            members = [entries[n] for n in batches[number]]
+            members = [shown[n] for n in parts[number]]
             scored = self._score(members, leaf, entropy=entropy)
             scores[number] = scored.each
             return loss_of(scored, members)
 
-        inputs = [*trained, leaf.rows] if leaf.rows.requires_grad else trained
-        metrics = accumulate_gradients(range(len(batches)), one, inputs=inputs, pool=pool())
+        numbers = range(len(batches))
+        if filler is not None:  # ranks pass together, one micro-batch after the other
+            metrics = accumulate_gradients(numbers, one, filler=len(batches), group=group, reduction="sum")
+        else:
+            inputs = [*self.policy.trained.values(), *([leaf.rows] if leaf.rows.requires_grad else [])]
+            metrics = accumulate_gradients(numbers, one, inputs=inputs, pool=pool())
         if leaf.rows.grad is not None:
             gradients = leaf.rows.grad.split([len(part) for part in table.parts])
             passes = list(zip(table.parts, gradients, strict=True))
             vision = [p for n, p in self.policy.trained.items() if ".visual." in f".{n}"]
             accumulate_gradients(passes, lambda one: ((one[0] * one[1]).sum(), {}), inputs=vision, pool=pool())
-        return metrics, _in_order(batches, scores)
+        return metrics, _in_order(batches, scores[: len(batches)])
 
     def _batches(self, entries: Sequence[Entry]) -> list[list[int]]:
         return token_budget_batches([len(e.row.ids) for e in entries], self._budget, layout="padded")
@@ -153,8 +179,10 @@ class Scorer:
             with_entropy=entropy,
         )
         starts = np.cumsum([0, *counts])
-        spread = torch.cat([torch.arange(s, s + n) for s, n, e in zip(starts, counts, batch, strict=False) for _ in e.uses])
-        use = torch.cat([torch.full((len(e.places),), u) for e in batch for u in e.uses])
+        none = torch.zeros(0, dtype=torch.long)  # of a filler, that has no uses
+        places = [torch.arange(s, s + n) for s, n in zip(starts, counts, strict=False)]
+        spread = torch.cat([none, *(p for p, e in zip(places, batch, strict=True) for _ in e.uses)])
+        use = torch.cat([none, *(torch.full((len(e.places),), u) for e in batch for u in e.uses)])
         entropies = entropies.index_select(0, spread) if entropies is not None else None
         return Scored(logprobs.index_select(0, spread), entropies, use, list(torch.split(logprobs.detach(), counts)))
 
