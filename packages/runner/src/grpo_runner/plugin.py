@@ -13,6 +13,12 @@ def _local_engine(**options: Any) -> Any:
     return LocalEngine(**options)
 
 
+def _vllm_engine(**options: Any) -> Any:
+    from grpo_runner.engine_vllm import VllmEngine
+
+    return VllmEngine(**options)
+
+
 def _local_backend(**options: Any) -> Any:
     from grpo_runner.backends import LocalBackend
 
@@ -21,7 +27,7 @@ def _local_backend(**options: Any) -> Any:
 
 @hookimpl
 def vismaze_engines() -> dict[str, Any]:
-    return {"local": _local_engine}
+    return {"local": _local_engine, "vllm": _vllm_engine}
 
 
 @hookimpl

@@ -22,6 +22,7 @@ from grpo_runner.files import write_atomic
 from grpo_runner.learner import Learner
 from grpo_runner.pictures import FeatureCache
 from grpo_runner.policy import Lora, Policy, load_processors, shared_features
+from grpo_runner.publishing import Canary
 from grpo_runner.rollout import Rollouts, RolloutSettings
 from grpo_runner.runs import RunFolder
 from grpo_runner.scoring import Scorer
@@ -63,6 +64,7 @@ class Session:
     schedule: LRSchedule
     store: CheckpointStore
     trackers: list[Tracker]
+    canary: Canary | None = None
     version: int = 0
     before: float = 0.0  # wall seconds of earlier attempts, by what the checkpoint says
     phases_before: Mapping[str, float] | None = None
@@ -157,6 +159,10 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None]) 
     policy, learner = _learner(config)
     engine = make_engine(config, plugins)
     processors = load_processors(Path(config.model.path))
+    rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
+    canary = make_canary(config, draw, rollouts, learner.scorer)
+    if canary is not None and policy.peft is not None:
+        run.event("canary_measured", gap=canary.measure(engine))
     store = CheckpointStore(
         folder / "checkpoints",
         run_folder=folder,
@@ -179,7 +185,7 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None]) 
         policy=policy,
         learner=learner,
         engine=engine,
-        rollouts=Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt),
+        rollouts=rollouts,
         play=play_settings(config),
         schedule=LRSchedule(
             peak=config.train.lr,
@@ -189,6 +195,7 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None]) 
         ),
         store=store,
         trackers=[plugins.create("tracker", name, {"folder": str(folder), **o}) for name, o in config.trackers.items()],
+        canary=canary,
     )
 
 
@@ -196,6 +203,17 @@ def play_settings(config: Config) -> RolloutSettings:
     """Return how turns are asked for in training."""
     history = None if config.rollout.history == "full" else config.rollout.history
     return RolloutSettings(history, config.rollout.max_new_tokens, config.rollout.temperature)
+
+
+def make_canary(config: Config, draw: Callable[[int], Task], rollouts: Rollouts, scorer: Scorer) -> Canary | None:
+    """Return the questions that every publish is checked with, None when the configuration leaves them out."""
+    count, verify = config.rollout.canary, config.train.verify
+    if not count or verify == 0:
+        return None
+    tasks = [draw(derive_seed(config.run.seed, "canary", n)) for n in range(count)]
+    seeds = [derive_seed(config.run.seed, "canary answer", n) for n in range(count)]
+    requests = rollouts.questions(tasks, play_settings(config), seeds, turns=2)
+    return Canary(scorer, requests, None if verify == "measured" else verify)
 
 
 def make_engine(config: Config, plugins: Plugins) -> Engine:

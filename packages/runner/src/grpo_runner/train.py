@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from grpo_core import group_advantages
-from grpo_runner.checkpoints import commit_folder, ring
+from grpo_runner.checkpoints import commit_folder
 from grpo_runner.evaluate import Outcome, check_disjoint, evaluate, outcome, read_evaluation, write_evaluation
 from grpo_runner.learner import Batch, LossSettings
 from grpo_runner.ledger import Sample, Trajectory, samples_of
 from grpo_runner.policy import digest, save_weights
+from grpo_runner.publishing import publish_weights
 from grpo_runner.rollout import training_seed
 from grpo_runner.seeds import derive_seed
 from grpo_runner.session import Session
@@ -37,7 +38,7 @@ def train(session: Session, tell: Tell) -> tuple[Outcome, Outcome]:
         with run.phase("update"):
             metrics = update(session, step, trajectories)
         with run.phase("publish"):
-            publish(session, step + 1)
+            metrics |= publish(session, step + 1)
         last = step + 1 == config.run.steps
         score = None
         if last or (step + 1) % config.evaluation.every == 0:
@@ -89,7 +90,7 @@ def update(session: Session, step: int, trajectories: list[Trajectory]) -> dict[
         minibatches(samples, trajectories, config.train.minibatches, derive_seed(config.run.seed, "minibatch", step)),
         loss=loss,
         lr=lambda number: session.schedule.lr_at(step * config.train.minibatches + number),
-        verify=config.train.verify or None,
+        verify=None if config.train.verify == "measured" else config.train.verify or None,
     )
     return metrics | describe(trajectories, session.version)
 
@@ -126,15 +127,12 @@ def describe(trajectories: list[Trajectory], version: int) -> dict[str, float]:
     }
 
 
-def publish(session: Session, step: int) -> None:
-    """Write the weights to `sync/` and load them into the engine; three versions stay."""
+def publish(session: Session, step: int) -> dict[str, float]:
+    """Write the weights to `sync/`, load them into the engine, prove that they are there. Returns metrics."""
     name = f"step_{step:08d}-{session.run.attempt:04d}"
-    folder = session.run.path / "sync" / name
-    if not folder.exists():
-        commit_folder(folder.parent, name, lambda f: save_weights(session.policy, f), manifest={"step": step})
-    session.engine.publish(folder, step)
+    metrics = publish_weights(session.policy, session.engine, session.canary, session.run.path / "sync", name, step)
     session.version = step
-    ring(folder.parent, 3)
+    return metrics
 
 
 def evaluate_step(session: Session, step: int, tell: Tell) -> Outcome:
