@@ -59,7 +59,7 @@ def test_fifty_publishes_leave_no_trace(engine: VllmEngine, base: Path, policy: 
 def test_a_missing_reload_flag_is_caught(engine: VllmEngine, base: Path, tmp_path: Path, fault: Fault) -> None:
     folder = exported(random_policy(base, 8), tmp_path)
     fault("no reload flag")
-    with pytest.raises(PublishError, match="same adapter id at a new path was not read again.*reload flag was missing"):
+    with pytest.raises(PublishError, match=r"same adapter id at a new path was not read again.*reload flag was missing"):
         engine.publish(folder, 1)
     fault("")
     with pytest.raises(PublishError, match="nothing is sampled"):

@@ -7,6 +7,7 @@ from vismaze_hooks.plugins import DuplicateNameError, Plugins, PluginWarning, Pr
 from vismaze_hooks.records import (
     CheckpointBackend,
     Completion,
+    CountingEngine,
     Ending,
     Engine,
     EnvironmentOffer,
@@ -27,6 +28,7 @@ __all__ = (
     "PROJECT",
     "CheckpointBackend",
     "Completion",
+    "CountingEngine",
     "DuplicateNameError",
     "Ending",
     "Engine",

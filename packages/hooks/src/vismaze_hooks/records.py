@@ -152,6 +152,15 @@ class ReleasingEngine(Engine, Protocol):
         ...
 
 
+@runtime_checkable
+class CountingEngine(Engine, Protocol):
+    """An engine that counts what happens to it: tokens that are paid for, turns that had to be asked again."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Return what was counted since the engine was made, by name."""
+        ...
+
+
 class CheckpointBackend(Protocol):
     """Moves a folder under a name. `names` lists only what is whole."""
 

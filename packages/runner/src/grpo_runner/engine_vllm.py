@@ -130,6 +130,10 @@ class VllmEngine:
         self._load(folder, adapter, version)
         self._published, self.version = (folder, adapter), version
 
+    def counts(self) -> dict[str, int]:
+        """Return how often the process died, and how many turns had to be asked again for it."""
+        return {"deaths": self.deaths, "redone turns": self.redone}
+
     def look(self) -> Seen:
         """Return what the process says of itself."""
         link = self._process()

@@ -7,8 +7,8 @@ scores the very tokens that were sampled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from grpo_runner.ledger import Sample
 from grpo_runner.pictures import identify
 from grpo_runner.policy import Policy, save_weights
 from grpo_runner.scoring import Scorer
-from vismaze_hooks import Completion, Engine, Request
+from vismaze_hooks import Completion, Engine, ReleasingEngine, Request
 
 ROUNDING = 0.5  # a log-prob gap that no rounding of numbers explains
 
@@ -155,6 +155,23 @@ def _sample(number: int, request: Request, completion: Completion) -> Sample:
 
 def _blinded(request: Request) -> Request:
     return replace(request, images=tuple(identify(np.full_like(i.pixels, 128)) for i in request.images))
+
+
+@contextmanager
+def lent(engine: Engine, phase: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
+    """Lend the engine's memory to what happens inside; afterwards the engine has proved again that it holds its adapter.
+
+    Args:
+        phase: name -> a context that counts the time.
+    """
+    if not isinstance(engine, ReleasingEngine):
+        yield
+        return
+    with phase("release"):
+        engine.release()
+    yield
+    with phase("wake"):
+        engine.wake()
 
 
 def trained_halves(policy: Policy) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

@@ -58,11 +58,13 @@ class Rollouts:
         tasks: Sequence[tuple[Task, int]],
         settings: RolloutSettings,
         seed_of: Callable[[Task, int, int], int],
+        finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> list[Trajectory]:
         """Play every (task, sample) to its end.
 
         Args:
             seed_of: (task, sample, turn) -> the turn's 64-bit seed.
+            finished: told each trajectory as soon as it is over.
         """
         episodes = [self._begin(task, sample) for task, sample in tasks]
 
@@ -76,6 +78,7 @@ class Rollouts:
             self._advance(episode, asked[number], completion)
             if episode.ending is not Ending.RUNNING:
                 self._idle.append(episode.env)
+                finished(_finish(episode))
                 return None
             asked[number] = ask(episode)
             return asked[number]

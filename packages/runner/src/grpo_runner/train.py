@@ -16,11 +16,11 @@ from grpo_runner.evaluate import Outcome, check_disjoint, evaluate, outcome, rea
 from grpo_runner.learner import Batch, LossSettings
 from grpo_runner.ledger import Sample, Trajectory, samples_of
 from grpo_runner.policy import digest, save_weights
-from grpo_runner.publishing import publish_weights
+from grpo_runner.publishing import lent, publish_weights
 from grpo_runner.rollout import training_seed
 from grpo_runner.seeds import derive_seed
 from grpo_runner.session import Session
-from vismaze_hooks import Task
+from vismaze_hooks import CountingEngine, Engine, Task
 
 Tell = Callable[[str], None]
 
@@ -35,7 +35,7 @@ def train(session: Session, tell: Tell) -> tuple[Outcome, Outcome]:
         with run.phase("rollout"):
             tasks = draw_tasks(session, step)
             trajectories = play(session, step, tasks)
-        with run.phase("update"):
+        with lent(session.engine, run.phase), run.phase("update"):
             metrics = update(session, step, trajectories)
         with run.phase("publish"):
             metrics |= publish(session, step + 1)
@@ -92,7 +92,7 @@ def update(session: Session, step: int, trajectories: list[Trajectory]) -> dict[
         lr=lambda number: session.schedule.lr_at(step * config.train.minibatches + number),
         verify=None if config.train.verify == "measured" else config.train.verify or None,
     )
-    return metrics | describe(trajectories, session.version)
+    return metrics | describe(trajectories, session.version) | counts(session.engine)
 
 
 def minibatches(samples: list[Sample], trajectories: list[Trajectory], count: int, seed: int) -> list[list[int]]:
@@ -125,6 +125,12 @@ def describe(trajectories: list[Trajectory], version: int) -> dict[str, float]:
         "rollout/invalid": fmean(not t.readable for t in turns),
         "rollout/staleness_max": float(max(version - t.weights_version for t in turns)),
     }
+
+
+def counts(engine: Engine) -> dict[str, float]:
+    """Return what an engine counts, as metrics."""
+    found = engine.counts() if isinstance(engine, CountingEngine) else {}
+    return {f"engine/{name.replace(' ', '_')}": float(count) for name, count in found.items()}
 
 
 def publish(session: Session, step: int) -> dict[str, float]:
