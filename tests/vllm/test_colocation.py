@@ -38,7 +38,7 @@ def test_between_rollouts_the_engine_is_gone_and_comes_back_with_its_adapter(eng
     finally:
         engine.options = keep
     assert phases == ["rollout", "release", "update", "wake", "verify"]
-    assert engine.deaths == 0 or engine._link.pid != pid
+    assert engine._link.pid != pid
 
 
 def test_an_engine_that_keeps_its_memory_is_left_alone(engine: VllmEngine, good: Path) -> None:

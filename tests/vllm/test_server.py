@@ -24,7 +24,7 @@ from grpo_runner.session import without_none
 from vismaze_hooks import load_plugins
 
 FLAGS = ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "50000000", "--max-model-len", "2048"]
-FLAGS += ["--max-num-batched-tokens", "2048", "--skip-mm-profiling", "--block-size", "16", "--disable-log-stats"]
+FLAGS += ["--max-num-batched-tokens", "2048", "--skip-mm-profiling", "--block-size", "32", "--disable-log-stats"]
 GRPO_RUN = [sys.executable, "-m", "grpo_runner.cli"]
 
 

@@ -148,7 +148,7 @@ def linear_places(base: Path, pattern: str) -> dict[str, tuple[int, int]]:
     Raises:
         ValueError: the pattern matches nothing, or something that is no linear layer.
     """
-    return matching_places(_linears(str(base.resolve())), pattern)
+    return matching_places(_linears(str(base.resolve()), (base / "config.json").stat().st_mtime_ns), pattern)
 
 
 def matching_places(linears: Mapping[str, tuple[int, int]], pattern: str) -> dict[str, tuple[int, int]]:
@@ -170,7 +170,7 @@ def linears_of(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
 
 
 @cache
-def _linears(base: str) -> dict[str, tuple[int, int]]:
+def _linears(base: str, _: int) -> dict[str, tuple[int, int]]:
     with torch.device("meta"):
         return linears_of(AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(base)))
 

@@ -9,12 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from grpo_runner.adapters import AdapterError, check_fits, linear_places, read_adapter
 from grpo_runner.config import Config, ConfigError, config_hash
 from grpo_runner.evaluate import Outcome, evaluate, outcome, resumable
-from grpo_runner.policy import digest, load_processors
+from grpo_runner.policy import TARGETS, digest, load_processors
 from grpo_runner.report import write_report
 from grpo_runner.rollout import Rollouts
-from grpo_runner.session import Session, find_environment, fixed_set, make_engine, open_session, play_settings, versions
+from grpo_runner.session import (
+    Session,
+    find_environment,
+    fixed_set,
+    lora_of,
+    make_engine,
+    open_session,
+    play_settings,
+    versions,
+)
 from grpo_runner.train import train
 from vismaze_hooks import CountingEngine, EnvironmentOffer, Plugins, Task
 from vismaze_hooks.text import make_text_environment
@@ -92,13 +102,15 @@ def run_evaluation(
     offer = find_environment(config, plugins)
     name = set_name or config.tasks.evaluation
     tasks = fixed_set(offer, name)
+    where: Path | str = Path(config.model.path)
+    if config.rollout.engine == "openai":
+        where = f"{config.rollout.engine_options['served_model']} at {config.rollout.engine_options['base_url']}"
+    elif not base:
+        where = adapter or newest_export(run)
+        _check_adapter(config, where)
     engine = make_engine(config, plugins)
     try:
-        where: Path | str = Path(config.model.path)
-        if config.rollout.engine == "openai":
-            where = f"{config.rollout.engine_options['served_model']} at {config.rollout.engine_options['base_url']}"
-        elif not base:
-            where = adapter or newest_export(run)
+        if isinstance(where, Path) and not base:
             engine.publish(where, 0)
         processors = load_processors(Path(config.model.path))
         rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
@@ -117,6 +129,21 @@ def run_evaluation(
     if isinstance(engine, CountingEngine):
         lines.append(", ".join(f"{count} {name}" for name, count in engine.counts().items()))
     return lines
+
+
+def _check_adapter(config: Config, folder: Path) -> None:
+    """
+    Raises:
+        ConfigError: the adapter is damaged, or not for the run's base model and targets.
+    """
+    lora = lora_of(config)
+    if lora is not None:
+        try:
+            check_fits(
+                read_adapter(folder), linear_places(Path(config.model.path), TARGETS.get(lora.targets, lora.targets)), folder
+            )
+        except AdapterError as error:
+            raise ConfigError(f"{error}. Pass another --adapter, or the run that it belongs to") from error
 
 
 def newest_export(run: Path) -> Path:

@@ -51,6 +51,7 @@ class VllmLink:
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
                 env={**ENVIRONMENT, **os.environ},
+                start_new_session=True,  # Ctrl-C is the trainer's; the process ends when the trainer lets go of it
             )
         self._pipe = Connection(ours.detach())
         try:

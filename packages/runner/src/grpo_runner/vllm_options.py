@@ -27,7 +27,7 @@ class VllmOptions(BaseModel):
 
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="of weights and adapter in the engine")
     kv_cache_gb: float = Field(4.0, gt=0, description="memory of the KV cache, GB; explicit, so that a trainer fits beside it")
-    block_size: Positive = Field(16, description="tokens of a cache block: a prompt shorter than one is never cached")
+    block_size: Positive = Field(32, description="tokens of a cache block: a prompt shorter than one is never cached")
     max_model_len: Positive = Field(4096, description="longest prompt with its answer, tokens")
     max_num_seqs: Positive = Field(64, description="turns that are sampled at once")
     max_num_batched_tokens: Positive = Field(8192, description="tokens of one step; also visual tokens the encoder cache holds")

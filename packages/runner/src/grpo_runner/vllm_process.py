@@ -108,8 +108,8 @@ class Process:
         self._stop = start.end_of_turn
         arguments = EngineArgs(
             **start.arguments,  # type: ignore[arg-type]
-            logits_processors=[MaskVisionTokens],
-            worker_extension_cls=f"{Inspection.__module__}.{Inspection.__name__}",
+            logits_processors=[f"{__name__}:{MaskVisionTokens.__name__}"],
+            worker_extension_cls=f"{__name__}.{Inspection.__name__}",
             additional_config={"banned": list(start.banned)},
             disable_log_stats=True,
         )
@@ -224,4 +224,6 @@ def serve(pipe: Connection) -> None:
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    from grpo_runner import vllm_process  # under the name by which vLLM looks the classes up
+
+    vllm_process.serve(Connection(int(sys.argv[1])))
