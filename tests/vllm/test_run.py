@@ -65,7 +65,7 @@ def test_it_learns(engine: str, request: pytest.FixtureRequest) -> None:
 def test_every_publish_was_proved_and_every_token_agreed(vllm_run: Path) -> None:
     records = read_lines(vllm_run / "metrics.jsonl")
     assert all(r["agreement/canary_gap_max"] <= 1e-4 for r in records)
-    assert all(r["agreement/logprob_gap_max"] <= 1e-4 and r["agreement/tokens"] > 100 for r in records)
+    assert all(r["agreement/logprob_gap_max"] <= 1e-4 and r["agreement/tokens"] > 30 for r in records)
     assert all(r["rollout/staleness_max"] == 0 and r["engine/deaths"] == 0 for r in records)
     assert len(list((vllm_run / "sync").iterdir())) == 3
 
@@ -78,4 +78,4 @@ def test_the_two_start_from_the_same_tasks_and_evaluate_alike(vllm_run: Path, lo
         for mine, yours in zip(ours, theirs, strict=True)
         for a, b in zip(mine["answers"], yours["answers"], strict=False)
     ]
-    assert len(answers) > 100 and sum(a == b for a, b in answers) >= 0.99 * len(answers)
+    assert len(answers) > 40 and sum(a == b for a, b in answers) >= 0.99 * len(answers)

@@ -20,9 +20,10 @@ LORA = {"rank": 4, "alpha": 8.0, "targets": "language"}
 OPTIONS = {
     "dtype": "float32",
     "kv_cache_gb": 0.05,
+    "max_num_seqs": 32,
     "max_model_len": 2048,
     "max_num_batched_tokens": 2048,
-    "timeout": 300.0,
+    "timeout": 1800.0,
     "restarts": 1,
 }
 SETTINGS = RolloutSettings(history=None, max_new_tokens=6, temperature=1.0)

@@ -22,6 +22,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # a path that is missing shall be an error, not the name of a download
 }
 """Of the vLLM process, unless they are set already."""
+EAGER = {"TORCHDYNAMO_DISABLE": "1"}
+"""Beside those where nothing shall be compiled: vLLM's sampler would still wait for a C++ compiler."""
 
 
 class EngineDiedError(RuntimeError):
@@ -50,7 +52,7 @@ class VllmLink:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
-                env={**ENVIRONMENT, **os.environ},
+                env={**ENVIRONMENT, **(EAGER if start.arguments["enforce_eager"] else {}), **os.environ},
                 start_new_session=True,  # Ctrl-C is the trainer's; the process ends when the trainer lets go of it
             )
         self._pipe = Connection(ours.detach())
