@@ -82,22 +82,25 @@ def test_the_same_seeds_give_the_same_tokens_whoever_else_is_asked(
     assert len({t.token_ids for tr in sampled for t in tr.turns}) > 20, "samples of a group must differ"
 
 
-def test_each_picture_is_encoded_once_however_many_turns_show_it(
-    engine: VllmEngine, rollouts: Rollouts, maze5: EnvironmentOffer
-) -> None:
-    pairs = [(maze5.stream()(900), 0)]
-    before = engine.look().pictures_encoded
-    (trajectory,) = rollouts.run(engine, pairs, SETTINGS, training_seed(4, 0))
-    shown = [i.sha256 for turn in trajectory.turns for i in turn.images]
-    assert len(shown) > 2 * len(set(shown))
-    assert engine.look().pictures_encoded - before == len(set(shown))
+def test_each_picture_is_encoded_once_however_many_turns_show_it(engine: VllmEngine) -> None:
+    """Six turns with a new picture each, the whole history in the prompt: 21 pictures are shown, 6 are encoded."""
+    rng = np.random.default_rng(5)
+    pictures = [identify(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)) for _ in range(6)]
+    chat, end = engine.processors.chat, engine.processors.vocabulary.end_of_turn
+    before, ids = engine.look().pictures_encoded, ()
+    for turn in range(len(pictures)):
+        closed = turn == 0 or ids[-1] == end
+        ids += chat.observation("Go to the goal.\n", 1, first=turn == 0, closed=closed)
+        (completion,) = engine.generate([Request(ids, tuple(pictures[: turn + 1]), turn, 4, 1.0)])
+        ids += completion.token_ids
+    assert engine.look().pictures_encoded - before == len(pictures)
 
 
 def test_vision_placeholders_are_never_sampled(engine: VllmEngine) -> None:
-    """At temperature 100 the distribution is almost flat: without the mask one token in 80 would be a placeholder."""
+    """At temperature 2 an untrained model's distribution is almost flat: unmasked, one token in 80 would be a placeholder."""
     chat, vocabulary = engine.processors.chat, engine.processors.vocabulary
     ids = chat.observation("Go to the goal.\n", 0, first=True)
-    completions = engine.generate([Request(ids, (), seed, 200, 100.0) for seed in range(12)])
+    completions = engine.generate([Request(ids, (), seed, 200, 2.0) for seed in range(12)])
     tokens = [t for c in completions for t in c.token_ids]
     assert len(tokens) > 1_000 and not set(tokens) & set(vocabulary.banned)
     assert len(set(tokens)) > 200
@@ -136,7 +139,7 @@ def test_a_prompt_that_is_expanded_otherwise_is_an_error(
 
 
 def test_a_prompt_beyond_the_context_names_the_setting(engine: VllmEngine) -> None:
-    ids = engine.processors.chat.encode("Go to the goal.\n" * 400)
+    ids = engine.processors.chat.encode("Go to the goal.\n" * 1_200)
     with pytest.raises(ValueError, match=r"max_model_len.*rollout\.history"):
         engine.generate([Request(ids, (), 0, 8, 1.0)])
 

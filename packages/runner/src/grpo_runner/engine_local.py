@@ -77,7 +77,8 @@ class LocalEngine:
         grown: list[_Question] = []
         for (key, _), members in states.items():
             kept = old.get(members[0].request.session) if self._keep else None
-            (grown if kept is not None and kept.extends(key) else fresh).append((members, kept))
+            grows = kept is not None and kept.extends(key)
+            (grown if grows else fresh).append((members, kept if grows else None))
         for group in (fresh, grown):
             ordered = sorted(group, key=lambda item: len(item[0][0].request.prompt_ids))
             for start in range(0, len(ordered), ROWS):

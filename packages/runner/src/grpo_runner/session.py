@@ -213,7 +213,7 @@ def make_canary(config: Config, draw: Callable[[int], Task], rollouts: Rollouts,
     tasks = [draw(derive_seed(config.run.seed, "canary", n)) for n in range(count)]
     seeds = [derive_seed(config.run.seed, "canary answer", n) for n in range(count)]
     requests = rollouts.questions(tasks, play_settings(config), seeds, turns=2)
-    return Canary(scorer, requests, None if verify == "measured" else verify)
+    return Canary(scorer, requests, None if isinstance(verify, str) else verify)
 
 
 def make_engine(config: Config, plugins: Plugins) -> Engine:

@@ -90,7 +90,7 @@ def update(session: Session, step: int, trajectories: list[Trajectory]) -> dict[
         minibatches(samples, trajectories, config.train.minibatches, derive_seed(config.run.seed, "minibatch", step)),
         loss=loss,
         lr=lambda number: session.schedule.lr_at(step * config.train.minibatches + number),
-        verify=None if config.train.verify == "measured" else config.train.verify or None,
+        verify=None if isinstance(config.train.verify, str) else config.train.verify or None,
     )
     return metrics | describe(trajectories, session.version) | counts(session.engine)
 

@@ -107,7 +107,7 @@ class Process:
     def __init__(self, start: Start) -> None:
         self._stop = start.end_of_turn
         arguments = EngineArgs(
-            **start.arguments,  # type: ignore[arg-type]
+            **start.arguments,
             logits_processors=[f"{__name__}:{MaskVisionTokens.__name__}"],
             worker_extension_cls=f"{__name__}.{Inspection.__name__}",
             additional_config={"banned": list(start.banned)},
