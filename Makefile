@@ -4,18 +4,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM := .venv-vllm
 MEMBERS := packages/hooks packages/mazeenv packages/grpo-core packages/runner
 EDITABLE := $(foreach member,$(MEMBERS),-e $(member)) -e plugins/fsspec[testing] -e examples/own-plugin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint faults install clean
+.PHONY: demo test test-vllm faults soak lint install install-vllm clean
 
 demo: install
 	$(BIN)/grpo-run train examples/maze-tiny.toml
 
 # One thread a process: the models of the tests are too small to share, and CI machines are busy.
 test: install lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --ignore tests/vllm
+
+# The engine vllm on a real vLLM, in an environment of its own: its pins are not those of constraints-cpu.txt.
+test-vllm: install-vllm
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/vllm/support $(VLLM)/bin/python -m pytest -q tests/vllm
+
+soak: install-vllm
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/vllm/support $(VLLM)/bin/python tests/vllm/support/soak.py
 
 lint: install
 	$(BIN)/ruff check .
@@ -36,5 +44,15 @@ $(STAMP): constraints-cpu.txt pyproject.toml $(wildcard packages/*/pyproject.tom
 	$(BIN)/pip install --quiet -c constraints-cpu.txt $(EDITABLE) -r requirements-dev.txt
 	touch $@
 
+install-vllm: $(VLLM)/.installed
+
+# What is taken away again is for sound only, and its builds need not fit a torch without CUDA.
+$(VLLM)/.installed: constraints-vllm.txt requirements-vllm.txt $(wildcard packages/*/pyproject.toml)
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet -c constraints-vllm.txt torch
+	$(VLLM)/bin/pip install --quiet -c constraints-vllm.txt $(foreach member,$(MEMBERS),-e $(member)) -r requirements-vllm.txt
+	$(VLLM)/bin/pip uninstall --quiet --yes torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs build dist
+	rm -rf $(VENV) $(VLLM) runs build dist

@@ -58,6 +58,13 @@ def test_an_import_drags_in_nothing_heavy(package: str, never: set[str]) -> None
     assert not loaded & never
 
 
+def test_one_module_imports_vllm_and_runs_in_a_process_of_its_own() -> None:
+    assert [f.name for f in FOLDERS["grpo_runner"].rglob("*.py") if "vllm" in imports_of(f)] == ["vllm_process.py"]
+    for file in FOLDERS["grpo_runner"].rglob("*.py"):
+        code = file.read_text(encoding="utf-8")
+        assert file.name == "vllm_process.py" or ("import vllm_process" not in code and "vllm_process import" not in code)
+
+
 def test_the_loop_fits_on_a_page() -> None:
     tree = ast.parse((ROOT / "packages/runner/src/grpo_runner/train.py").read_text(encoding="utf-8"))
     loop = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "train")

@@ -261,3 +261,11 @@ def test_a_folder_without_processor_is_refused(tiny_plain: Path, tmp_path: Path)
         (tmp_path / name).write_bytes((tiny_plain / name).read_bytes())
     with pytest.raises(ValueError, match=r"has no preprocessor_config\.json"):
         load_processors(tmp_path)
+
+
+def test_a_session_that_asks_the_same_again_gets_the_same_answer(tiny_plain: Path) -> None:
+    """As the canary does: equal questions, one of them shorter, with a kept history that they do not extend."""
+    engine = LocalEngine(model=str(tiny_plain), keep_history=True)
+    asked = [Request(*conversation(tiny_plain, seeds), 7, 4, 1.0, f"s{n}") for n, seeds in enumerate(([1], [2, 3], [4, 5, 6]))]
+    first = engine.generate(asked[:1]) + engine.generate(asked[1:])
+    assert [c.token_ids for c in engine.generate(asked)] == [c.token_ids for c in first]

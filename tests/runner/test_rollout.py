@@ -157,3 +157,55 @@ def test_a_plugin_of_ones_own_is_played_by_name(tiny_plain: Path) -> None:
     assert {t.ending for t in trajectories} == {Ending.SUCCESS, Ending.LIMIT}
     assert all(t.moves <= t.task.move_limit for t in trajectories)
     assert any(not turn.readable for t in trajectories for turn in t.turns), "'up' is no word of this environment"
+
+
+def test_an_answer_that_claims_a_picture_adds_none_and_is_invalid(tiny_plain: Path, maze5: EnvironmentOffer) -> None:
+    """As by an engine without the mask: a well-formed answer with a placeholder in it, again and again."""
+    processors = load_processors(tiny_plain)
+    vocabulary = processors.vocabulary
+
+    class Claiming(Scripted):
+        def generate(self, requests: Sequence[Request]) -> list[Completion]:
+            said = super().generate(requests)
+            pad = (vocabulary.image_pad,)
+            return [Completion((*c.token_ids[:-1], *pad, c.token_ids[-1]), (*c.logprobs, -0.5), c.stopped, 3) for c in said]
+
+    engine = Claiming(processors, ["up", "left"])
+    task = maze5.stream()(5)
+    (trajectory,) = rollouts_of(tiny_plain, maze5).run(
+        engine, [(task, 0)], RolloutSettings(None, 8, 1.0), lambda t, s, turn: turn
+    )
+    assert trajectory.moves > 1 and not any(t.readable or t.trained for t in trajectory.turns)
+    for turn in trajectory.turns:
+        assert turn.prompt_ids.count(vocabulary.image_pad) == len(turn.images)
+        assert vocabulary.image_pad not in turn.token_ids and len(turn.token_ids) == len(turn.logprobs)
+    assert samples_of(0, trajectory) == [], "nothing of it is trained on"
+
+
+def test_an_engine_that_streams_is_not_held_back_by_the_slowest(tiny_plain: Path, maze5: EnvironmentOffer) -> None:
+    """The same trajectories, though the last asked is always answered first."""
+
+    class Streaming(Scripted):
+        def stream(self, requests, follow):
+            waiting = list(enumerate(requests))
+            while waiting:
+                number, request = waiting.pop()
+                following = follow(number, self.generate([request])[0])
+                if following is not None:
+                    waiting.append((number, following))
+
+    processors = load_processors(tiny_plain)
+    pairs = [(maze5.stream()(n), s) for n in (5, 6) for s in range(2)]
+    played = []
+    for engine in (Scripted(processors, ["up", "down"]), Streaming(processors, ["up", "down"])):
+        finished: list[str] = []
+        trajectories = rollouts_of(tiny_plain, maze5).run(
+            engine,
+            pairs,
+            RolloutSettings(1, 8, 1.0),
+            training_seed(1, 0),
+            lambda t, f=finished: f.append(f"{t.task.uid}{t.sample}"),
+        )
+        played.append([(t.task.uid, t.sample, [turn.token_ids for turn in t.turns]) for t in trajectories])
+        assert sorted(finished) == sorted(f"{t.uid}{s}" for t, s in pairs)
+    assert played[0] == played[1]

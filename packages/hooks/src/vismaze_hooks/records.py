@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import gymnasium
@@ -111,6 +111,7 @@ class Completion:
     logprobs: tuple[float, ...]
     stopped: bool  # True: ended by an end-of-turn token (the last of `token_ids`); False: the token limit
     weights_version: int
+    cached_tokens: int | None = None  # of the prompt, from an earlier request's cache; None: the engine cannot tell
 
 
 class Engine(Protocol):
@@ -123,6 +124,41 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+Follow = Callable[[int, Completion], "Request | None"]
+"""(place of the request, its completion) -> the next request of the same trajectory, or None when that is over."""
+
+
+@runtime_checkable
+class StreamingEngine(Engine, Protocol):
+    """An engine in which no trajectory waits for another."""
+
+    def stream(self, requests: Sequence[Request], follow: Follow) -> None:
+        """Sample all requests; whenever one is done, go on with what `follow` returns. Returns when nothing is left."""
+        ...
+
+
+@runtime_checkable
+class ReleasingEngine(Engine, Protocol):
+    """An engine that can lend its memory to the trainer between rollouts."""
+
+    def release(self) -> None:
+        """Give memory back; nothing can be sampled until `wake`. Harmless when there is nothing to give."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory again, with the weights that were published last."""
+        ...
+
+
+@runtime_checkable
+class CountingEngine(Engine, Protocol):
+    """An engine that counts what happens to it: tokens that are paid for, turns that had to be asked again."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Return what was counted since the engine was made, by name."""
+        ...
 
 
 class CheckpointBackend(Protocol):

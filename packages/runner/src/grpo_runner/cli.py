@@ -134,19 +134,56 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command(name="eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="a run folder, or a configuration when a server is evaluated", metavar="RUN")],
     tasks: Annotated[str | None, typer.Option("--set", help="fixed set; the run's own by default")] = None,
     adapter: Annotated[Path | None, typer.Option(help="adapter folder; the run's newest export by default")] = None,
     base: Annotated[bool, typer.Option("--base", help="evaluate the base model without an adapter")] = False,
     samples: Annotated[int, typer.Option(help="sampled episodes of each task")] = 0,
+    out: Annotated[Path | None, typer.Option(help="write each episode here at once; what is there is not played again")] = None,
+    engine: Annotated[str | None, typer.Option(help="local, vllm or openai; the run's own by default")] = None,
+    base_url: Annotated[str | None, typer.Option(help="openai: the server, such as http://127.0.0.1:8000/v1")] = None,
+    model: Annotated[str | None, typer.Option(help="openai: what the server calls the model")] = None,
+    concurrency: Annotated[int, typer.Option(help="openai: turns that are asked at once")] = 8,
+    retries: Annotated[int, typer.Option(help="openai: of one turn")] = 4,
+    timeout: Annotated[float, typer.Option(help="openai: seconds of one try")] = 120.0,
 ) -> None:
-    """Evaluate a run's adapter on a fixed set."""
+    """Evaluate a run's adapter, or any OpenAI-compatible server, on a fixed set. A server's key is read from OPENAI_API_KEY."""
     with messages():
-        settings, plugins = _open(run / "config.toml", None)
+        from grpo_runner.config import ConfigError
+
+        overrides = [f"rollout.engine={engine}", "rollout.engine_options={}"] if engine else []
+        if engine == "openai":
+            if not base_url or not model:
+                raise ConfigError("--engine openai needs --base-url and --model")
+            options = {"base_url": base_url, "served_model": model, "concurrency": concurrency, "retries": retries}
+            overrides += [f"rollout.engine_options.{k}={v!r}" for k, v in {**options, "timeout": timeout}.items()]
+        elif base_url or model:
+            raise ConfigError("--base-url and --model are for --engine openai")
+        settings, plugins = _open(run if run.is_file() else run / "config.toml", overrides)
         _settle()
         from grpo_runner.main_job import run_evaluation
 
-        print("\n".join(run_evaluation(run, settings, plugins, set_name=tasks, adapter=adapter, base=base, samples=samples)))
+        lines = run_evaluation(run, settings, plugins, set_name=tasks, adapter=adapter, base=base, samples=samples, out=out)
+        print("\n".join(lines))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def serve(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
+    adapter: Annotated[Path | None, typer.Option(help="adapter folder; the best of the run's exports by default")] = None,
+    name: Annotated[str, typer.Option(help="what requests call the adapter")] = "policy",
+    port: Annotated[int, typer.Option(help="on 127.0.0.1")] = 8000,
+) -> None:
+    """Serve a run's best adapter with vLLM on 127.0.0.1. What follows `--` goes to `vllm serve` as it is."""
+    with messages():
+        settings, _ = _open(run / "config.toml", None)
+        from grpo_runner.serve import best_export, serve, serve_command
+
+        where, rate = (adapter, None) if adapter else best_export(run)
+        _say(f"adapter {where}" + (f", {rate:.1%} solved in the run's evaluation" if rate is not None else ""))
+        command = serve_command(settings, where, name=name, port=port, extra=context.args)
+        raise typer.Exit(serve(command, name=name, port=port, tell=_say))
 
 
 @app.command()

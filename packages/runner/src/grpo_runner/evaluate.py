@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ from typing import Any
 from grpo_runner.files import write_atomic
 from grpo_runner.ledger import Trajectory
 from grpo_runner.rollout import Rollouts, RolloutSettings, evaluation_seed
-from grpo_runner.runs import read_lines
+from grpo_runner.runs import append_line, read_lines
 from grpo_runner.statistics import wilson_interval
 from vismaze_hooks import Engine, Task
 
@@ -40,19 +40,39 @@ def read_outcome(record: Mapping[str, Any]) -> Outcome:
 
 
 def evaluate(
-    rollouts: Rollouts, engine: Engine, tasks: Sequence[Task], settings: RolloutSettings, *, samples: int, run_seed: int
+    rollouts: Rollouts,
+    engine: Engine,
+    tasks: Sequence[Task],
+    settings: RolloutSettings,
+    *,
+    samples: int,
+    run_seed: int,
+    done: Sequence[dict[str, Any]] = (),
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Play every task once greedily and `samples` times at the training temperature.
+
+    Args:
+        done: rows of episodes that need not be played again.
+        keep: told each new row as soon as its episode is over.
 
     Returns:
         One JSON-able row an episode, greedy ones first.
     """
-    greedy = rollouts.run(engine, [(t, 0) for t in tasks], replace(settings, temperature=0.0), evaluation_seed(run_seed))
-    rows = [_row(trajectory, "greedy") for trajectory in greedy]
-    if samples:
-        pairs = [(t, s) for t in tasks for s in range(samples)]
-        rows += [_row(t, "sampled") for t in rollouts.run(engine, pairs, settings, evaluation_seed(run_seed))]
-    return rows
+    rows = {(r["mode"], r["uid"], r["sample"]): r for r in done}
+    plan = {"greedy": [(t, 0) for t in tasks], "sampled": [(t, s) for t in tasks for s in range(samples)]}
+    for mode, pairs in plan.items():
+        played = replace(settings, temperature=0.0) if mode == "greedy" else settings
+        missing = [(t, s) for t, s in pairs if (mode, t.uid, s) not in rows]
+
+        def finished(trajectory: Trajectory, mode: str = mode) -> None:
+            row = rows[mode, trajectory.task.uid, trajectory.sample] = _row(trajectory, mode)
+            if keep is not None:
+                keep(row)
+
+        if missing:
+            rollouts.run(engine, missing, played, evaluation_seed(run_seed), finished)
+    return [rows[mode, task.uid, sample] for mode, pairs in plan.items() for task, sample in pairs]
 
 
 def _row(trajectory: Trajectory, mode: str) -> dict[str, Any]:
@@ -98,6 +118,22 @@ def read_evaluation(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]] |
     """Return header and rows, or None when the evaluation has not been made."""
     lines = read_lines(path)
     return (lines[0], lines[1:]) if lines else None
+
+
+def resumable(path: Path, header: dict[str, Any]) -> tuple[list[dict[str, Any]], Callable[[dict[str, Any]], None]]:
+    """Return what a file holds of an evaluation that was cut off, and a function that appends a row to it.
+
+    Raises:
+        ValueError: the file is of another evaluation.
+    """
+    found = read_evaluation(path)
+    if found is None:
+        append_line(path, header)
+        found = header, []
+    if found[0] != header:
+        differing = sorted(k for k in found[0].keys() | header.keys() if found[0].get(k) != header.get(k))
+        raise ValueError(f"{path} holds another evaluation ({', '.join(differing)} differ); choose another file with --out")
+    return found[1], lambda row: append_line(path, row)
 
 
 def check_disjoint(tasks: Sequence[Task], trained: Sequence[Task], name: str) -> None:

@@ -172,6 +172,19 @@ class Learner:
             gap.compare(entry, plan.samples, logprobs)
         return scores
 
+    def logprobs(self, samples: Sequence[Sample], *, adapter: bool = True) -> list[torch.Tensor]:
+        """Return the log-probs of each sample's trained tokens under the current weights: one [trained] per sample.
+
+        Args:
+            adapter: False: by the base model.
+        """
+        entries = self.scorer.entries(samples)
+        together = entries[0] if self._group is not None and entries else None  # every rank scores all of them
+        with nullcontext() if adapter else self._adapter_off():
+            scores = self.scorer.logprobs(entries, filler=together, group=self._group)
+        found = {use: score for entry, score in zip(entries, scores, strict=True) for use in entry.uses}
+        return [found[n] for n in range(len(samples))]
+
     def gradient(self, plan: Plan, loss: LossSettings, gap: Gap | None) -> Metrics:
         """Leave the gradient of one optimizer step in `.grad`: token mean over all its kept tokens.
 

@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 
 from grpo_runner import launch
+from grpo_runner.adapters import AdapterError, check_fits, linear_places, read_adapter
 from grpo_runner.config import Config, ConfigError, config_hash
-from grpo_runner.evaluate import Outcome, evaluate, outcome
+from grpo_runner.evaluate import Outcome, evaluate, outcome, resumable
 from grpo_runner.identity import versions
-from grpo_runner.policy import digest, load_processors
+from grpo_runner.policy import TARGETS, digest, load_processors
+from grpo_runner.ranks import lora_of
 from grpo_runner.report import write_report
 from grpo_runner.rollout import Rollouts
 from grpo_runner.session import Session, find_environment, fixed_set, make_engine, open_session, play_settings
 from grpo_runner.stopping import Stop, Stopped
 from grpo_runner.train import train
-from vismaze_hooks import EnvironmentOffer, Plugins, Task
+from vismaze_hooks import CountingEngine, EnvironmentOffer, Plugins, Task
 from vismaze_hooks.text import make_text_environment
 
 
@@ -95,24 +97,66 @@ def summarise(session: Session, first: Outcome, last: Outcome) -> dict[str, Any]
 
 
 def run_evaluation(
-    run: Path, config: Config, plugins: Plugins, *, set_name: str | None, adapter: Path | None, base: bool, samples: int
+    run: Path,
+    config: Config,
+    plugins: Plugins,
+    *,
+    set_name: str | None,
+    adapter: Path | None,
+    base: bool,
+    samples: int,
+    out: Path | None = None,
 ) -> list[str]:
-    """Evaluate an adapter of a run on a fixed set; return what to print."""
+    """Evaluate an adapter of a run, or whatever a server serves, on a fixed set; return what to print.
+
+    Args:
+        out: where each episode is written as soon as it is over; an evaluation that was cut off goes on from there.
+    """
     offer = find_environment(config, plugins)
     name = set_name or config.tasks.evaluation
     tasks = fixed_set(offer, name)
+    where: Path | str = Path(config.model.path)
+    if config.rollout.engine == "openai":
+        where = f"{config.rollout.engine_options['served_model']} at {config.rollout.engine_options['base_url']}"
+    elif not base:
+        where = adapter or newest_export(run)
+        _check_adapter(config, where)
     engine = make_engine(config, plugins)
     try:
-        where = Path(config.model.path)
-        if not base:
-            where = adapter or newest_export(run)
+        if isinstance(where, Path) and not base:
             engine.publish(where, 0)
         processors = load_processors(Path(config.model.path))
         rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
-        rows = evaluate(rollouts, engine, tasks, play_settings(config), samples=samples, run_seed=config.run.seed)
+        done: list[dict[str, Any]] = []
+        keep = None
+        if out is not None:
+            header = {"evaluated": str(where), "set": name, "tasks": [t.content_hash for t in tasks], "seed": config.run.seed}
+            done, keep = resumable(out, header)
+        play, seed = play_settings(config), config.run.seed
+        rows = evaluate(rollouts, engine, tasks, play, samples=samples, run_seed=seed, done=done, keep=keep)
     finally:
         engine.close()
-    return [f"{where} on {name}", _line(outcome(rows))]
+    lines = [f"{where} on {name}", _line(outcome(rows))]
+    if done:
+        lines.append(f"{len(done)} of {len(rows)} episodes were played before")
+    if isinstance(engine, CountingEngine):
+        lines.append(", ".join(f"{count} {name}" for name, count in engine.counts().items()))
+    return lines
+
+
+def _check_adapter(config: Config, folder: Path) -> None:
+    """
+    Raises:
+        ConfigError: the adapter is damaged, or not for the run's base model and targets.
+    """
+    lora = lora_of(config)
+    if lora is not None:
+        try:
+            check_fits(
+                read_adapter(folder), linear_places(Path(config.model.path), TARGETS.get(lora.targets, lora.targets)), folder
+            )
+        except AdapterError as error:
+            raise ConfigError(f"{error}. Pass another --adapter, or the run that it belongs to") from error
 
 
 def newest_export(run: Path) -> Path:

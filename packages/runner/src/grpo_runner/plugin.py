@@ -13,6 +13,20 @@ def _local_engine(**options: Any) -> Any:
     return LocalEngine(**options)
 
 
+def _vllm_engine(**options: Any) -> Any:
+    from grpo_runner.engine_vllm import VllmEngine
+
+    return VllmEngine(**options)
+
+
+def _openai_engine(**options: Any) -> Any:
+    try:
+        from grpo_runner.engine_openai import OpenAIEngine
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the engine openai needs the openai client: pip install 'grpo-runner[openai]' ({error})") from error
+    return OpenAIEngine(**options)
+
+
 def _local_backend(**options: Any) -> Any:
     from grpo_runner.backends import LocalBackend
 
@@ -21,7 +35,7 @@ def _local_backend(**options: Any) -> Any:
 
 @hookimpl
 def vismaze_engines() -> dict[str, Any]:
-    return {"local": _local_engine}
+    return {"local": _local_engine, "vllm": _vllm_engine, "openai": _openai_engine}
 
 
 @hookimpl

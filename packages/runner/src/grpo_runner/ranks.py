@@ -18,6 +18,7 @@ import torch.distributed as dist
 from grpo_runner.agreement import DisagreementError
 from grpo_runner.config import Config, ConfigError
 from grpo_runner.learner import Batch, Learner, LossSettings
+from grpo_runner.ledger import Sample
 from grpo_runner.pictures import FeatureCache
 from grpo_runner.policy import Lora, Policy, load_processors, shared_features
 from grpo_runner.scoring import Scorer
@@ -95,6 +96,10 @@ class Team:
         """As `Learner.policy_step`."""
         rates = [lr(number) for number in range(len(groups))]
         return self._all("policy_step", batch, groups, loss=loss, lr=rates.__getitem__, verify=verify)
+
+    def logprobs(self, samples: Sequence[Sample], *, adapter: bool = True) -> list[torch.Tensor]:
+        """As `Learner.logprobs`."""
+        return self._all("logprobs", samples, adapter=adapter)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """As `Learner.weights`: gathered from all ranks."""

@@ -1,4 +1,4 @@
-"""Rollouts: environments and an engine in lockstep, until every episode is over."""
+"""Rollouts: environments and an engine in turns, until every episode is over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_runner.chat import Chat, Vocabulary
 from grpo_runner.ledger import Trajectory, Turn
 from grpo_runner.pictures import identify
 from grpo_runner.seeds import derive_seed, uniform
-from vismaze_hooks import Completion, Ending, Engine, EnvironmentOffer, Image, Request, Task
+from vismaze_hooks import Completion, Ending, Engine, EnvironmentOffer, Follow, Image, Request, StreamingEngine, Task
 from vismaze_hooks.answers import tagged
 from vismaze_hooks.text import TextEnvironment, make_text_environment
 
@@ -58,20 +58,32 @@ class Rollouts:
         tasks: Sequence[tuple[Task, int]],
         settings: RolloutSettings,
         seed_of: Callable[[Task, int, int], int],
+        finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> list[Trajectory]:
         """Play every (task, sample) to its end.
 
         Args:
             seed_of: (task, sample, turn) -> the turn's 64-bit seed.
+            finished: told each trajectory as soon as it is over.
         """
         episodes = [self._begin(task, sample) for task, sample in tasks]
-        running = episodes
-        while running:
-            requests = [self._request(e, settings, seed_of(e.task, e.sample, len(e.turns))) for e in running]
-            for episode, request, completion in zip(running, requests, engine.generate(requests), strict=True):
-                self._advance(episode, request, completion)
-            self._idle.extend(e.env for e in running if e.ending is not Ending.RUNNING)
-            running = [e for e in running if e.ending is Ending.RUNNING]
+
+        def ask(episode: _Episode) -> Request:
+            return self._request(episode, settings, seed_of(episode.task, episode.sample, len(episode.turns)))
+
+        asked = [ask(e) for e in episodes]
+
+        def follow(number: int, completion: Completion) -> Request | None:
+            episode = episodes[number]
+            self._advance(episode, asked[number], completion)
+            if episode.ending is not Ending.RUNNING:
+                self._idle.append(episode.env)
+                finished(_finish(episode))
+                return None
+            asked[number] = ask(episode)
+            return asked[number]
+
+        stream(engine, asked, follow)
         self._pictures.clear()
         return [_finish(e) for e in episodes]
 
@@ -106,6 +118,26 @@ class Rollouts:
                 self._cut(episode, int(uniform(derive_seed(seed, "cut", episode.task.uid), 0) * places), turns, settings)
         self._pictures.clear()
         return [_finish(e) for e in episodes]
+
+    def questions(self, tasks: Sequence[Task], settings: RolloutSettings, seeds: Sequence[int], *, turns: int) -> list[Request]:
+        """Return one request of each task, after a few turns of fixed play: always the same, whatever the policy does.
+
+        Args:
+            turns: answers before the request, where the episode does not end earlier; they go through the words in turn.
+        """
+        found = []
+        for task, seed in zip(tasks, seeds, strict=True):
+            episode = self._begin(task, 0)
+            request = self._request(episode, settings, seed)
+            for turn in range(turns):
+                self._advance(episode, request, self._written(turn % len(self._offer.words)))
+                if episode.ending is not Ending.RUNNING:
+                    break
+                request = self._request(episode, settings, seed)
+            self._idle.append(episode.env)
+            found.append(request)
+        self._pictures.clear()
+        return found
 
     def _cut(self, episode: _Episode, start: int, turns: int, settings: RolloutSettings) -> None:
         """Keep some turns, as if the conversation had begun with the first of them."""
@@ -162,7 +194,13 @@ class Rollouts:
         return Request(tuple(ids), tuple(images), seed, settings.max_new_tokens, settings.temperature, session)
 
     def _advance(self, episode: _Episode, request: Request, completion: Completion, *, trained: bool = True) -> None:
-        answer = self._chat.decode(completion.token_ids, self._vocabulary)
+        kept = [n for n, token in enumerate(completion.token_ids) if token not in self._vocabulary.banned]
+        if len(kept) < len(completion.token_ids):  # from an engine without the mask: a picture was claimed, none was shown
+            ids, logprobs = completion.token_ids, completion.logprobs
+            completion = replace(completion, token_ids=tuple(ids[n] for n in kept), logprobs=tuple(logprobs[n] for n in kept))
+            answer, trained = "", False  # nothing readable; what was sampled has no probability that could be trained
+        else:
+            answer = self._chat.decode(completion.token_ids, self._vocabulary)
         observation, reward, _, _, info = episode.env.step(answer)
         episode.turns.append(
             Turn(
@@ -182,6 +220,18 @@ class Rollouts:
         episode.excluded |= info["excluded"]
         episode.ending, episode.success = info["ending"], info["success"]
         self._show(episode, observation, info, info["feedback"])
+
+
+def stream(engine: Engine, requests: Sequence[Request], follow: Follow) -> None:
+    """Sample all requests and whatever follows from them: each on its own where the engine can, else all turns together."""
+    if isinstance(engine, StreamingEngine):
+        engine.stream(list(requests), follow)
+        return
+    running = list(enumerate(requests))
+    while running:
+        completions = engine.generate([request for _, request in running])
+        followed = [(n, follow(n, completion)) for (n, _), completion in zip(running, completions, strict=True)]
+        running = [(n, request) for n, request in followed if request is not None]
 
 
 def _finish(episode: _Episode) -> Trajectory:

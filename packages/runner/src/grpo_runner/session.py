@@ -18,9 +18,11 @@ from grpo_runner.identity import run_identity, versions
 from grpo_runner.launch import lead
 from grpo_runner.learner import Learner
 from grpo_runner.policy import Policy, load_processors
+from grpo_runner.publishing import Canary
 from grpo_runner.ranks import Team, lora_of
 from grpo_runner.rollout import Rollouts, RolloutSettings
 from grpo_runner.runs import RunFolder
+from grpo_runner.seeds import derive_seed
 from grpo_runner.stopping import Stop
 from vismaze_hooks import CheckpointBackend, Engine, EnvironmentOffer, Plugins, Task, Tracker
 from vismaze_hooks.names import pick
@@ -48,6 +50,7 @@ class Session:
     trackers: Mapping[str, Tracker]
     run_id: str
     stop: Stop
+    canary: Canary | None = None
     version: int = 0
     step: int = 0  # finished steps; outside of an update, what is in memory stands there
     evaluations: dict[int, Outcome] = field(default_factory=dict)  # by step, of all attempts
@@ -195,6 +198,10 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
         engine = make_engine(config, plugins)
         undo.callback(engine.close)
         processors = load_processors(Path(config.model.path))
+        rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
+        canary = make_canary(config, draw, rollouts, learner)
+        if canary is not None and learner.policy.peft is not None:
+            run.event("canary_measured", gap=canary.measure(engine))
         store = CheckpointStore(
             folder / "checkpoints",
             run_folder=folder,
@@ -217,7 +224,7 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
             policy=learner.policy,
             learner=learner,
             engine=engine,
-            rollouts=Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt),
+            rollouts=rollouts,
             play=play_settings(config),
             schedule=LRSchedule(
                 peak=config.train.lr,
@@ -232,6 +239,7 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
             },
             run_id=identity["run_id"],
             stop=stop,
+            canary=canary,
         )
         undo.pop_all()  # the session closes them
     return session
@@ -248,6 +256,17 @@ def play_settings(config: Config) -> RolloutSettings:
     """Return how turns are asked for in training."""
     history = None if config.rollout.history == "full" else config.rollout.history
     return RolloutSettings(history, config.rollout.max_new_tokens, config.rollout.temperature)
+
+
+def make_canary(config: Config, draw: Callable[[int], Task], rollouts: Rollouts, learner: Learner | Team) -> Canary | None:
+    """Return the questions that every publish is checked with, None when the configuration leaves them out."""
+    count, verify = config.rollout.canary, config.train.verify
+    if not count or verify == 0:
+        return None
+    tasks = [draw(derive_seed(config.run.seed, "canary", n)) for n in range(count)]
+    seeds = [derive_seed(config.run.seed, "canary answer", n) for n in range(count)]
+    requests = rollouts.questions(tasks, play_settings(config), seeds, turns=2)
+    return Canary(learner.logprobs, requests, None if isinstance(verify, str) else verify)
 
 
 def make_engine(config: Config, plugins: Plugins) -> Engine:

@@ -17,10 +17,11 @@ from grpo_runner.evaluate import Outcome, check_disjoint, evaluate, outcome, rea
 from grpo_runner.learner import Batch, LossSettings
 from grpo_runner.ledger import Sample, Trajectory, samples_of
 from grpo_runner.policy import digest, save_weights
+from grpo_runner.publishing import lent, publish_weights
 from grpo_runner.rollout import training_seed
 from grpo_runner.seeds import derive_seed
 from grpo_runner.session import Session
-from vismaze_hooks import Task
+from vismaze_hooks import CountingEngine, Engine, Task
 
 Tell = Callable[[str], None]
 
@@ -43,10 +44,10 @@ def train(session: Session, tell: Tell) -> tuple[Outcome, Outcome]:
         with session.stop.abandons(), run.phase("rollout"):
             tasks = draw_tasks(session, step)
             trajectories = play(session, step, tasks)
-        with run.phase("update"):
+        with lent(session.engine, run.phase), run.phase("update"):
             metrics = update(session, step, trajectories)
         with run.phase("publish"):
-            publish(session, step + 1)
+            metrics |= publish(session, step + 1)
         last = step + 1 == config.run.steps
         if last or (step + 1) % config.evaluation.every == 0:
             evaluate_step(session, step + 1, tell)
@@ -97,9 +98,9 @@ def update(session: Session, step: int, trajectories: list[Trajectory]) -> dict[
         minibatches(samples, trajectories, config.train.minibatches, derive_seed(config.run.seed, "minibatch", step)),
         loss=loss,
         lr=lambda number: session.schedule.lr_at(step * config.train.minibatches + number),
-        verify=config.train.verify or None,
+        verify=None if isinstance(config.train.verify, str) else config.train.verify or None,
     )
-    return metrics | describe(trajectories, session.version)
+    return metrics | describe(trajectories, session.version) | counts(session.engine)
 
 
 def minibatches(samples: list[Sample], trajectories: list[Trajectory], count: int, seed: int) -> list[list[int]]:
@@ -134,16 +135,25 @@ def describe(trajectories: list[Trajectory], version: int) -> dict[str, float]:
     }
 
 
-def publish(session: Session, step: int) -> None:
-    """Write the weights to `sync/` and load them into the engine; three versions stay."""
+def counts(engine: Engine) -> dict[str, float]:
+    """Return what an engine counts, as metrics."""
+    found = engine.counts() if isinstance(engine, CountingEngine) else {}
+    return {f"engine/{name.replace(' ', '_')}": float(count) for name, count in found.items()}
+
+
+def publish(session: Session, step: int) -> dict[str, float]:
+    """Write the weights to `sync/`, load them into the engine, prove that they are there. Returns metrics."""
     name = f"step_{step:08d}-{session.run.attempt:04d}"
     parent = session.run.path / "sync"
+    weights = session.learner.weights()
     if not (parent / name).exists():
-        weights = session.learner.weights()
         session.commit(parent, name, lambda f: save_weights(session.policy, f, weights), {"step": step})
-    session.engine.publish(parent / name, step)
+    metrics = publish_weights(
+        session.engine, session.canary, parent / name, step, adapter=weights if session.policy.peft is not None else None
+    )
     session.version = step
     ring(parent, 3)
+    return metrics
 
 
 def evaluate_step(session: Session, step: int, tell: Tell) -> None:
