@@ -25,7 +25,7 @@ from PIL import Image
 
 import mazeenv
 from mazeenv.generators import wilson
-from mazeenv.integers import Integers
+from vismaze_hooks.integers import Integers
 
 warnings.simplefilter("ignore")
 SECONDS = 0.15  # each measurement of each round

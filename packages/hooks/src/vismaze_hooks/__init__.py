@@ -18,7 +18,7 @@ from vismaze_hooks.records import (
     Tracker,
     Transition,
 )
-from vismaze_hooks.rewards import RewardParts, RewardSum
+from vismaze_hooks.rewards import RewardChoice, RewardParts, RewardSum, make_reward
 
 __all__ = (
     "PROJECT",
@@ -35,6 +35,7 @@ __all__ = (
     "Problem",
     "Request",
     "Reward",
+    "RewardChoice",
     "RewardParts",
     "RewardSum",
     "Task",
@@ -44,6 +45,7 @@ __all__ = (
     "hookimpl",
     "hookspec",
     "load_plugins",
+    "make_reward",
     "parse_tagged",
     "pick",
 )

@@ -137,7 +137,9 @@ class LocalEngine:
             logits = torch.nn.functional.linear(hidden, self.policy.head).float()
             logits[:, self._banned] = -torch.inf
             if not self._keep:
-                self._said.update({live[at].state: logits[row] for row, at in zip(*np.unique(owner, return_index=True), strict=True)})
+                self._said.update(
+                    {live[at].state: logits[row] for row, at in zip(*np.unique(owner, return_index=True), strict=True)}
+                )
             places = {id(d): int(row) for d, row in zip(live, owner, strict=True)}
             live = self._sample(logits, owner, live)
             if not live:
