@@ -123,7 +123,7 @@ class GameEnv(gymnasium.Env):
             index = -1
         if not 0 <= index < len(self.action_words):
             raise gymnasium.error.InvalidAction(
-                f"action {action!r}: must be a whole number from 0 to {self.action_space.n - 1}"
+                f"action {action!r}: must be a whole number from 0 to {len(self.action_words) - 1}"
             )
         return self.act(index, self.action_words[index])
 

@@ -36,8 +36,8 @@ def disc(cell_px: int, radius: float) -> np.ndarray:
 @lru_cache(maxsize=64)
 def index_tiles(cell_px: int, theme: Theme) -> np.ndarray:
     """Return each kind of cell as palette indices, uint8 [7, cell_px, cell_px]."""
-    tiles = np.repeat(np.array([FLOOR, WALL, GOAL, FLOOR, FLOOR, FOG, GOAL], dtype=np.uint8), cell_px**2)
-    tiles = tiles.reshape(7, cell_px, cell_px)
+    under = np.array([FLOOR, WALL, GOAL, FLOOR, FLOOR, FOG, GOAL], dtype=np.uint8)
+    tiles = under.repeat(cell_px**2).reshape(7, cell_px, cell_px)
     if theme.grid is not None:
         tiles[:FOG, 0] = tiles[:FOG, :, 0] = tiles[ON_GOAL, 0] = tiles[ON_GOAL, :, 0] = GRID
     player = disc(cell_px, theme.radius)

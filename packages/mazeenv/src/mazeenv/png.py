@@ -1,4 +1,4 @@
-"""PNG bytes of a state: two bits a pixel (four with lines or dots), from a bounded cache: a group plays one maze again and again."""
+"""PNG bytes of a state, two bits a pixel (four with lines or dots), from a bounded cache: a group plays one maze over and over."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Mazes seen from inside."""
