@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,12 @@ from vismaze_hooks.records import Task
 ATTEMPTS = 2_000  # draws before nothing counts as left
 
 
+def digest_of(tasks: Sequence[Task]) -> str:
+    """Return the sha256 of all that the tasks are, in order."""
+    whole = [[task.content_hash, dict(task.options), task.move_limit] for task in tasks]
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class FixedLevels:
     """A fixed set: drawn from consecutive seeds, leaving out what is there already."""
@@ -22,7 +29,7 @@ class FixedLevels:
     draw: Callable[[int], Any]  # 64-bit seed -> first state of a level; two of a set may differ in difficulty by their seed
     count: int
     seed: int
-    sha256: str | None = None  # of all content hashes in order, so that no change of a generator goes unseen; None: not pinned
+    sha256: str | None = None  # `digest_of` its tasks, so that no change of a generator goes unseen; None: not pinned
 
 
 @dataclass(frozen=True)
@@ -71,9 +78,10 @@ class LevelSets:
                     break
             else:
                 raise ValueError(
-                    f"{name}: only {len(tasks)} of {entry.count} different levels were found in {ATTEMPTS:,} draws"
+                    f"{name}: only {len(tasks)} of {entry.count} different levels were found in {ATTEMPTS:,} draws; "
+                    "ask for fewer, or choose options that give more"
                 )
-            digest = hashlib.sha256("".join(task.content_hash for task in tasks).encode()).hexdigest()
+            digest = digest_of(tasks)
             if entry.sha256 is not None and digest != entry.sha256:
                 raise ValueError(f"{name}: its levels have the hash {digest}, it was made with {entry.sha256}")
             drawn[name] = tuple(tasks)

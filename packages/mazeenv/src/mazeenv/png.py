@@ -1,4 +1,5 @@
-"""PNG bytes of a state, two bits a pixel (four with lines or dots), from a bounded cache: a group plays one maze over and over."""
+"""PNG bytes of a state, two bits a pixel (four with lines or dots), from a bounded cache: a group plays one maze again and
+again."""
 
 from __future__ import annotations
 

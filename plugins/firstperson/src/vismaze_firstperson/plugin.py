@@ -20,9 +20,9 @@ def prompt(env: FirstPersonMazeEnv) -> str:
     walk = env.state
     assert env.observation.legend is not None
     return (
-        f"{env.observation.legend(walk)}. Walk to it. You have {walk.limit - walk.moves} actions; a bump into a wall or an answer "
-        "that cannot be read uses one. Each turn, answer with one of forward, left, right, around (the last three turn you on the "
-        "spot) in this form: <action>forward</action>"
+        f"{env.observation.legend(walk)}. Walk to it. You have {walk.limit - walk.moves} actions; a bump into a wall or an "
+        "answer that cannot be read uses one. Each turn, answer with one of forward, left, right, around (the last three turn "
+        "you on the spot) in this form: <action>forward</action>"
     )
 
 

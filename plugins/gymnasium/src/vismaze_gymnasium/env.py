@@ -38,7 +38,7 @@ class GymnasiumEnv(GameEnv):
             options: the fields of `GymnasiumConfig`; `env` and `words` are needed.
 
         Raises:
-            ValueError: an option out of range, an unknown one (the nearest is suggested), or an environment that cannot be made.
+            ValueError: an option out of range, an unknown one (the nearest is suggested), an environment that cannot be made.
         """
         self.foreign = Foreign(config_of(options))
         super().__init__(self.foreign.game(), reward=reward, render_mode=render_mode)

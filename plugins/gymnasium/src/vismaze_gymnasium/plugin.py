@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -19,8 +20,8 @@ def prompt(env: GymnasiumEnv) -> str:
     """Return the task in words: the configured prompt, the moves left, and how to answer."""
     state, words = env.state, env.action_words
     return (
-        f"{env.foreign.config.prompt} You have {state.limit - state.moves} moves; an answer that cannot be read uses one. Each turn, "
-        f"answer with one of {', '.join(words)} in this form: {tagged(words[0])}"
+        f"{env.foreign.config.prompt} You have {state.limit - state.moves} moves; an answer that cannot be read uses one. "
+        f"Each turn, answer with one of {', '.join(words)} in this form: {tagged(words[0])}"
     )
 
 
@@ -59,7 +60,7 @@ def _options(state: Played) -> dict[str, Any]:
 
 
 def _same(state: Played) -> str:
-    return f"{state.shape} {state.frame.hex()}"
+    return f"{state.shape} {hashlib.sha256(state.frame).hexdigest()}"
 
 
 def _labels(foreign: Foreign, state: Played) -> dict[str, int | str]:

@@ -15,7 +15,20 @@ from vismaze_jigsaw.game import JigsawConfig, Puzzle, solution, words
 
 ID = "Jigsaw-v0"
 OF_THE_ENVIRONMENT = ("px", "line", "reward", "render_mode")  # options that no level depends on
-PINS: dict[int, tuple[str | None, str | None]] = {}  # tiles a side -> hashes of the set and the tuning set with all kinds
+PINS = {  # tiles a side -> hashes of the set and the tuning set with all kinds
+    2: (
+        "2e3dc277e965cd9a2a6cfffb087aa5c685720bd9a6afbeeb52bedd78228957be",
+        "a88e0ba04a3ad6cf13b50f8ac0d6a1ee463a32f883cb2740fe566966fcc584cc",
+    ),
+    3: (
+        "ec4f66e44a8080c1ac6dc9a650717ffd5fb8e9d9784398fb6d8d8ff95660baec",
+        "64e7e7da76925e4c3d91eaa89f96bb135267640f9835709b7bfc4eec0d650c71",
+    ),
+    4: (
+        "a590d8b7ceb428fb3106145a7c780a48d951881a5d61f1ac7045d471ef108097",
+        "09a5e9bace4e88da01b9b53ca044e2f699e785de416f1156486d95b1e1e9c028",
+    ),
+}
 
 
 def prompt(env: JigsawEnv) -> str:
@@ -23,9 +36,9 @@ def prompt(env: JigsawEnv) -> str:
     puzzle: Puzzle = env.state
     assert env.observation.legend is not None
     return (
-        f"{env.observation.legend(puzzle)}. Put it together. A move swaps the tiles at two places; places are counted from 1, row "
-        f"by row. You have {puzzle.limit - puzzle.moves} moves; an answer that cannot be read uses one. Each turn, answer with two "
-        "places, the smaller first, in this form: <action>1-2</action>"
+        f"{env.observation.legend(puzzle)}. Put it together. A move swaps the tiles at two places; places are counted from 1, "
+        f"row by row. You have {puzzle.limit - puzzle.moves} moves; an answer that cannot be read uses one. Each turn, answer "
+        "with two places, the smaller first, in this form: <action>1-2</action>"
     )
 
 

@@ -40,8 +40,8 @@ class KlotskiEnv(GameEnv):
     limit. Every board can be solved within its limit.
 
     ## Actions
-    `Discrete(4·blocks)`: 4·block + 0 up, 1 down, 2 left, 3 right; blocks in the order of the colours, red first. A move slides a
-    block by one square.
+    `Discrete(4·blocks)`: 4·block + 0 up, 1 down, 2 left, 3 right; blocks in the order of the colours, red first. A move
+    slides a block by one square.
 
     ## Observations
     uint8 [rows·cell_px, columns·cell_px, 3].

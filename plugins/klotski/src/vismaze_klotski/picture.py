@@ -65,7 +65,8 @@ class Picture:
 
     def legend(self, position: Position) -> str:
         colours = ", ".join(list(COLOURS)[: len(position.blocks)])
-        return f"A board of sliding blocks from above, {colours}; white squares are free, pale red ones are free squares of the goal"
+        free = "white squares are free, pale red ones are free squares of the goal"
+        return f"A board of sliding blocks from above, {colours}; {free}"
 
 
 def picture(cell_px: int = 32) -> Observation:

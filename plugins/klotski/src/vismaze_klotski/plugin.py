@@ -17,10 +17,34 @@ from vismaze_klotski.levels import KlotskiConfig, same
 ID = "Klotski-v0"
 OF_THE_ENVIRONMENT = ("cell_px", "reward", "render_mode")  # options that no level depends on
 SETS = {  # kind of board: size, dominoes, singles -> name, levels of the set and of its tuning set, moves, hashes of both
-    ((5, 4), 5, 4): ("klotski-64", 64, (2, 12), None, None),
-    ((4, 4), 3, 4): ("klotski-64-4x4", 64, (2, 12), None, None),
-    ((4, 3), 1, 3): ("klotski-32-4x3", 32, (1, 8), None, None),
-    ((3, 3), 0, 2): ("klotski-8-3x3", 8, (1, 6), None, None),
+    ((5, 4), 5, 4): (
+        "klotski-64",
+        64,
+        (2, 12),
+        "a2ae78aa7883dde2be3c31e90500d04d3254a1afe8740214376c01c0f89d72c3",
+        "c33fcd65dc3588cbf34b6811c203f5cd44e62db157e75b5fce23363d2dccc407",
+    ),
+    ((4, 4), 3, 4): (
+        "klotski-64-4x4",
+        64,
+        (2, 12),
+        "4f62690d75f60fc2548e7045aef36ea7d07d360410280c3f43666c9e6042f370",
+        "d1cbf238ab5b27315af67281dbe7f96413a09a15e5227c015d8d0fcd047409ed",
+    ),
+    ((4, 3), 1, 3): (
+        "klotski-32-4x3",
+        32,
+        (1, 8),
+        "338fa35b624d8240b444da6dbe3be4461350fa5fa37484372e520832c11375ab",
+        "0776029c6707e2bd42f49f91a27a5eaac3be864e6341b4cc76b9ade2b06db389",
+    ),
+    ((3, 3), 0, 2): (
+        "klotski-8-3x3",
+        8,
+        (1, 6),
+        "7963004fefe9e095a03bc158fd99a2609bfcf990c9b27b163b6b1fe209c12235",
+        "75e3755aa6af5fd3aff25b5e56fade3a3a356e9bfea5b0adcd6158d896201d5c",
+    ),
 }
 
 
@@ -29,9 +53,9 @@ def prompt(env: KlotskiEnv) -> str:
     position: Position = env.state
     assert env.observation.legend is not None
     return (
-        f"{env.observation.legend(position)}. Slide the red block to the middle of the bottom edge. A move slides one block by one "
-        f"square into free squares. You have {position.limit - position.moves} moves; one that is blocked, or an answer that "
-        f"cannot be read, uses one. Each turn, answer with a colour and up, down, left or right in this form: "
+        f"{env.observation.legend(position)}. Slide the red block to the middle of the bottom edge. A move slides one block by "
+        f"one square into free squares. You have {position.limit - position.moves} moves; one that is blocked, or an answer "
+        "that cannot be read, uses one. Each turn, answer with a colour and up, down, left or right in this form: "
         "<action>blue left</action>"
     )
 
