@@ -15,9 +15,6 @@ USER_ERROR, LOST = 2, 1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0 done (and won), 1 not won, 2 something that the user can mend."""
     chosen = _parser().parse_args(arguments)
-    import mazeenv  # registers every environment; after parsing, so that --help is quick
-
-    assert mazeenv
     try:
         return chosen.run(chosen)
     except (ValueError, OSError) as error:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from PIL import Image
 
 
 class Moment(NamedTuple):
@@ -81,11 +82,7 @@ class Simulator:
             raise ValueError(f"{self.env} cannot draw its frames: {error}") from error
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
             raise ValueError(f"{self.env}: frames of uint8 [height, width, 3] are needed, got {frame.dtype} {frame.shape}")
-        if self._shrink == 1:
-            return frame.copy()
-        height, width, k = frame.shape[0] // self._shrink, frame.shape[1] // self._shrink, self._shrink
-        whole = frame[: height * k, : width * k].astype(np.uint32).reshape(height, k, width, k, 3).sum(axis=(1, 3))
-        return ((2 * whole + k * k) // (2 * k * k)).astype(np.uint8)  # rounded, in whole numbers
+        return frame.copy() if self._shrink == 1 else np.array(Image.fromarray(frame).reduce(self._shrink))
 
 
 _NO_FRAME = np.zeros((0, 0, 3), dtype=np.uint8)

@@ -9,6 +9,8 @@ import numpy as np
 
 from vismaze_hooks.integers import Integers
 
+LEAST_DIFFERENCE = 4.0  # between any two tiles, of 255, the mean over pixels and colours
+
 Painter = Callable[[int, Integers], np.ndarray]  # side in pixels, random integers -> float [side, side, 3] in 0 … 255
 
 
@@ -74,17 +76,24 @@ PAINTERS: dict[str, Painter] = {"gradient": gradient, "regions": regions, "noise
 
 @lru_cache(maxsize=256)
 def paint(kind: str, seed: int, tiles: int, side: int) -> np.ndarray:
-    """Return the tiles of a picture in its own order, uint8 [tiles², side/tiles, side/tiles, 3]. Shared, so never written to.
+    """Return the tiles of a picture in its own order, uint8 [tiles², px, px, 3]. Shared, so never written to."""
+    cut = _cut(PAINTERS[kind](side, Integers(seed, _lane(kind, seed, tiles))), tiles)
+    cut.flags.writeable = False
+    return cut
 
-    No two tiles are alike: a picture whose tiles are is painted again, with the next random numbers.
-    """
-    for lane in range(100):
-        picture = np.rint(np.clip(PAINTERS[kind](side, Integers(seed, lane)), 0, 255)).astype(np.uint8)
-        px = side // tiles
-        cut = picture.reshape(tiles, px, tiles, px, 3).swapaxes(1, 2).reshape(tiles * tiles, px, px, 3)
-        means = cut.mean(axis=(1, 2))
-        gaps = np.abs(means[:, None] - means[None]).sum(axis=2)[~np.eye(tiles * tiles, dtype=bool)]
-        if gaps.min() > 6:
-            cut.flags.writeable = False
-            return cut
+
+@lru_cache(maxsize=4096)
+def _lane(kind: str, seed: int, tiles: int) -> int:
+    """Return which of a seed's pictures is taken: the first in which no two tiles are alike, as drawn small."""
+    different = ~np.eye(tiles * tiles, dtype=bool)
+    for lane in range(1_000):
+        small = _cut(PAINTERS[kind](6 * tiles, Integers(seed, lane)), tiles).reshape(tiles * tiles, -1).astype(np.int64)
+        if np.abs(small[:, None] - small[None]).mean(axis=2)[different].min() > LEAST_DIFFERENCE:
+            return lane
     raise ValueError(f"no {kind} picture of seed {seed} has {tiles * tiles} different tiles; choose fewer tiles")
+
+
+def _cut(picture: np.ndarray, tiles: int) -> np.ndarray:
+    px = len(picture) // tiles
+    whole = np.rint(np.clip(picture, 0, 255)).astype(np.uint8)
+    return whole.reshape(tiles, px, tiles, px, 3).swapaxes(1, 2).reshape(tiles * tiles, px, px, 3)

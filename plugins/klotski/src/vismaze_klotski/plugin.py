@@ -54,8 +54,8 @@ def prompt(env: KlotskiEnv) -> str:
     assert env.observation.legend is not None
     left = (position.columns - 2) // 2 + 1
     return (
-        f"{env.observation.legend(position)}. Slide the red block to the bottom edge, into columns {left} and {left + 1}. A move "
-        f"slides one block by one square into free squares. You have {position.limit - position.moves} moves; one that is "
+        f"{env.observation.legend(position)}. Slide the red block to the bottom edge, into columns {left} and {left + 1}. A "
+        f"move slides one block by one square into free squares. You have {position.limit - position.moves} moves; one that is "
         "blocked, or an answer that cannot be read, uses one. Each turn, answer with a colour and up, down, left or right in "
         "this form: <action>blue left</action>"
     )
