@@ -76,7 +76,7 @@ def moments(environment: str, options: dict[str, Any], seed: int, most: int) -> 
 
 
 def middle(environment: str, options: dict[str, Any], seed: int = 5) -> np.ndarray:
-    """Return the picture after half the solver's way."""
+    """Return the picture after half of the solver's way."""
     shown = moments(environment, options, seed, 99)
     return shown[len(shown) // 2]
 

@@ -33,10 +33,10 @@ def made(name, **options):
 
 def test_blocks_slide_by_a_square_and_stop_at_what_is_in_the_way():
     env = made("Klotski-v0", size=(4, 3), dominoes=1, singles=3, cell_px=8)
-    env.reset(options={"board": "AA.\nAA.\nBC.\nDEE"})
-    said = [env.step(env.action_words.index(word))[4]["feedback"] for word in ("red up", "red down", "red right")]
+    env.reset(options={"board": "..B\n.CB\nDAA\nEAA"})
+    said = [env.step(env.action_words.index(word))[4]["feedback"] for word in ("red up", "red down", "green up")]
     assert said == ["Something is in the way.", "Something is in the way.", ""]
-    assert board.letters(env.state) == ".AA\n.AA\nBC.\nDEE" and env.state.moves == 3
+    assert board.letters(env.state) == ".CB\n..B\nDAA\nEAA" and env.state.moves == 3
 
 
 def test_a_shortest_solution_is_found_that_brute_force_confirms():
