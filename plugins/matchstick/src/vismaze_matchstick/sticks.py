@@ -33,8 +33,8 @@ def equations() -> dict[int, str]:
 
 
 def is_true(text: str) -> bool:
-    first, sign, second, _, result = text
-    return (int(first) + int(second) if sign == "+" else int(first) - int(second)) == int(result)
+    first, second, result = (int(text[place]) for place in (0, 2, 4))
+    return (first + second if text[1] == "+" else first - second) == result
 
 
 @lru_cache(maxsize=1)
