@@ -97,12 +97,21 @@ class LevelSets:
         Raises:
             ValueError: nothing is left to draw, or `extra_moves` is no whole number of 0 or more.
         """
-        if isinstance(extra_moves, bool) or not isinstance(extra_moves, int) or extra_moves < 0:
-            raise ValueError(f"extra_moves={extra_moves!r}: must be a whole number, 0 or more")
+        check_extra_moves(extra_moves)
         stream = Stream(self, draw, extra_moves, self.held_out())
         for seed in range(4):
             stream(seed)  # refuse at once what would fail later
         return stream
+
+
+def check_extra_moves(extra_moves: int) -> None:
+    """Refuse what cannot be added to a move limit.
+
+    Raises:
+        ValueError: no whole number of 0 or more.
+    """
+    if isinstance(extra_moves, bool) or not isinstance(extra_moves, int) or extra_moves < 0:
+        raise ValueError(f"extra_moves={extra_moves!r}: must be a whole number, 0 or more")
 
 
 @dataclass(frozen=True)

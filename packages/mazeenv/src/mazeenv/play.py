@@ -51,7 +51,8 @@ def play(environment: str, options: dict[str, Any], task: Task, *, letters: bool
         env.close()
         env = make_text_environment(offer_of(environment, {**options, "render_mode": "ansi"}))
     observation, info = env.start(task)
-    write, answers, said, ended = offer.answer or tagged, [], "", False
+    answers: list[str] = []
+    write, said, ended = offer.answer or tagged, "", False
     with keys(sys.stdin) as read:
         while not ended:
             screen = _screen(env, observation)

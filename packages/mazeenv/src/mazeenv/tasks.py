@@ -13,6 +13,7 @@ from mazeenv.maze import Maze
 from mazeenv.symmetry import canonical_hash, walls_hash
 from vismaze_hooks import Task, pick
 from vismaze_hooks.integers import MASK, mix64
+from vismaze_hooks.levels import check_extra_moves
 
 
 def maze_task(maze: Maze, uid: str, config: MazeConfig, extra_moves: int = 0) -> Task:
@@ -97,8 +98,7 @@ def training_stream(
     Raises:
         ValueError: an impossible bin, an unknown set, or nothing left to draw.
     """
-    if isinstance(extra_moves, bool) or not isinstance(extra_moves, int) or extra_moves < 0:
-        raise ValueError(f"extra_moves={extra_moves!r}: must be a whole number, 0 or more")
+    check_extra_moves(extra_moves)
     if bins is not None and (shortest is not None or not bins):
         raise ValueError("bins: give at least one pair (fewest, most), and no `shortest` beside them")
     chosen: Sequence[Any] = bins if bins is not None else [config.shortest if shortest is None else shortest]

@@ -10,6 +10,7 @@ from mazeenv import SETS, Maze, MazeConfig, eval_set, training_stream
 from vismaze_firstperson.env import FirstPersonMazeEnv, config_of, solve
 from vismaze_firstperson.game import WORDS, begin
 from vismaze_hooks import EnvironmentOffer, Task, hookimpl
+from vismaze_hooks.levels import check_extra_moves
 
 ID = "FirstPersonMaze-v0"
 OF_THE_ENVIRONMENT = ("width", "height", "fov", "theme", "reward", "render_mode")  # options that no level depends on
@@ -39,6 +40,7 @@ def stream(config: MazeConfig, *, extra_moves: int = 0, **options: Any) -> Calla
         extra_moves: added to each task's move limit.
         options: `shortest` or `bins`, and `exclude`, of `mazeenv.training_stream`.
     """
+    check_extra_moves(extra_moves)
     draw = training_stream(config, ID, **options)
     return lambda seed: _task(draw(seed), extra_moves)
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from PIL import Image
 
 
 class Moment(NamedTuple):
@@ -36,6 +35,7 @@ class Simulator:
         """
         self.env, self._kwargs, self._shrink = env, dict(kwargs), shrink
         self._live: gymnasium.Env | None = None
+        self._seed, self._actions, self._moment = -1, _NO_ACTIONS, _BEGINNING  # where the live one stands
         space = self._made().action_space
         if not isinstance(space, spaces.Discrete):
             raise ValueError(f"{env}: discrete actions are needed, it has {space}")
@@ -54,7 +54,7 @@ class Simulator:
         live = self._made()
         if seed != self._seed or actions[: len(self._actions)] != self._actions:
             live.reset(seed=seed)
-            self._seed, self._actions, self._moment = seed, (), Moment(_NO_FRAME, (), False, False)
+            self._seed, self._actions, self._moment = seed, _NO_ACTIONS, _BEGINNING
         for action in actions[len(self._actions) :]:
             _, reward, terminated, truncated, _ = live.step(action)
             paid = (*self._moment.rewards, float(reward))
@@ -72,7 +72,7 @@ class Simulator:
                 self._live = gymnasium.make(self.env, render_mode="rgb_array", disable_env_checker=True, **self._kwargs)
             except (gymnasium.error.Error, ImportError, TypeError) as error:
                 raise ValueError(f"env={self.env!r} with {self._kwargs}: {error}") from error
-            self._seed, self._actions, self._moment = -1, (), Moment(_NO_FRAME, (), False, False)
+            self._seed, self._actions, self._moment = -1, _NO_ACTIONS, _BEGINNING
         return self._live
 
     def _picture(self, live: gymnasium.Env) -> np.ndarray:
@@ -82,7 +82,13 @@ class Simulator:
             raise ValueError(f"{self.env} cannot draw its frames: {error}") from error
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
             raise ValueError(f"{self.env}: frames of uint8 [height, width, 3] are needed, got {frame.dtype} {frame.shape}")
-        return frame.copy() if self._shrink == 1 else np.array(Image.fromarray(frame).reduce(self._shrink))
+        if self._shrink == 1:
+            return frame.copy()
+        from PIL import Image  # here, since importing it takes longer than all the rest of this package
+
+        return np.array(Image.fromarray(frame).reduce(self._shrink))
 
 
 _NO_FRAME = np.zeros((0, 0, 3), dtype=np.uint8)
+_NO_ACTIONS: tuple[int, ...] = ()
+_BEGINNING = Moment(_NO_FRAME, (), False, False)
