@@ -44,7 +44,7 @@ class GymnasiumEnv(GameEnv):
         super().__init__(self.foreign.game(), reward=reward, render_mode=render_mode)
 
     def close(self) -> None:
-        self.foreign.simulator.close()
+        self.foreign.close()
 
 
 def config_of(options: dict[str, Any]) -> GymnasiumConfig:

@@ -82,7 +82,7 @@ class GymnasiumConfig:
 
 
 class Foreign:
-    """The functions of the game; holds the simulator, and plans that are checked before they are used again."""
+    """The functions of the game. What it holds beside the configuration is only there to save time."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
         """
@@ -91,6 +91,7 @@ class Foreign:
         """
         self.config = config
         self.simulator = Simulator(config.env, config.kwargs, config.shrink)
+        self._scout = Simulator(config.env, config.kwargs, config.shrink)  # plans, so that the player's stays where it is
         first, count = self.simulator.first, self.simulator.count
         if not isinstance(config.words, Mapping) and len(config.table) != count:
             raise ValueError(
@@ -102,10 +103,11 @@ class Foreign:
         for word, number in zip(config.table, self.numbers, strict=True):
             if type(number) is not int or not first <= number < first + count:
                 raise ValueError(f"word {word!r} = {number!r}: {config.env} has the actions {first} to {first + count - 1}")
-        self._plans: dict[bytes, tuple[int, ...]] = {}
+        self._sure: tuple[int, tuple[int, ...]] = (-1, ())  # seed and actions of the last success that was really played
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}}
+    def close(self) -> None:
+        self.simulator.close()
+        self._scout.close()
 
     def game(self) -> Game:
         return Game(tuple(self.config.table), self.draw, self.read, self.advance, Observation("image", space, show), letters)
@@ -180,8 +182,13 @@ class Foreign:
         Breadth-first over pictures, each reached by a real replay from the state. A plan that was found for a picture before is
         replayed too before it is believed, so an environment whose picture is not its whole state costs time, not truth.
         """
-        known = self._plans.get(_key(state.frame))
+        seed, actions = self._sure
+        if seed == state.seed and actions[: len(state.actions)] == state.actions and len(actions) > len(state.actions):
+            return tuple(self.numbers.index(number) for number in actions[len(state.actions) :])
+        plans = _plans(self.config)
+        known = plans.get(_key(state.frame))
         if known and self._end(state, known) is Ending.SUCCESS:
+            self._sure = state.seed, self._native(state, known)
             return known
         seen, ring = {_key(state.frame)}, [((), _key(state.frame))]
         path: dict[tuple[int, ...], bytes] = {(): _key(state.frame)}
@@ -192,11 +199,12 @@ class Foreign:
                     steps = (*done, number)
                     ending = self._end(state, steps)
                     if ending is Ending.SUCCESS:
-                        self._keep(steps, path)
+                        self._sure = state.seed, self._native(state, steps)
+                        plans.update({path[steps[:taken]]: steps[taken:] for taken in range(len(steps))})
                         return steps
                     if ending is not Ending.RUNNING:
                         continue
-                    picture = _key(self.simulator.play(state.seed, self._native(state, steps)).frame.tobytes())
+                    picture = _key(self._scout.play(state.seed, self._native(state, steps)).frame.tobytes())
                     if picture not in seen and len(seen) < self.config.search:
                         seen.add(picture)
                         path[steps] = picture
@@ -204,22 +212,27 @@ class Foreign:
             ring = reached
         return ()
 
-    def _keep(self, steps: tuple[int, ...], path: Mapping[tuple[int, ...], bytes]) -> None:
-        if len(self._plans) > PLANS:
-            self._plans.clear()
-        for taken in range(len(steps)):
-            self._plans[path[steps[:taken]]] = steps[taken:]
-
     def _native(self, state: Played, steps: Sequence[int]) -> tuple[int, ...]:
         return (*state.actions, *(self.numbers[step] for step in steps))
 
     def _end(self, state: Played, steps: Sequence[int]) -> Ending:
         """Return how an episode stands after steps, FAILURE also where it ended before the last."""
         for count in range(1, len(steps) + 1):
-            moment = self.simulator.play(state.seed, self._native(state, steps[:count]), frame=False)
+            moment = self._scout.play(state.seed, self._native(state, steps[:count]), frame=False)
             if _ended(moment) and count < len(steps):
                 return Ending.FAILURE
         return self._ending(moment, state.scrambled)
+
+
+_KEPT: dict[str, dict[bytes, tuple[int, ...]]] = {}  # environment -> picture -> plan; no more than a guess for the next
+
+
+def _plans(config: GymnasiumConfig) -> dict[bytes, tuple[int, ...]]:
+    """Return the plans that were found in this environment, shared by all its instances."""
+    plans = _KEPT.setdefault(repr((config.env, config.kwargs, config.words, config.success, config.shrink)), {})
+    if len(plans) > PLANS:
+        plans.clear()
+    return plans
 
 
 def _ended(moment: Moment) -> bool:
