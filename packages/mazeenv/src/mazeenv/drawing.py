@@ -74,7 +74,9 @@ class Scenery(NamedTuple):
     """What all pictures of one maze have in common. Shared, so never written to."""
 
     background: np.ndarray  # the maze without its player, uint8 [height, width, 3] in pixels
-    tiles: np.ndarray  # what may be put into a cell, uint8 [7, cell_px, cell_px, 3]
+    player: np.ndarray  # a cell with the player on the floor, uint8 [cell_px, cell_px, 3]
+    player_on_goal: np.ndarray
+    trail: np.ndarray
     places: tuple[tuple[slice, slice], ...]  # of each cell in the picture
 
 
@@ -97,7 +99,7 @@ def scenery(maze: Maze, cell_px: int | str, theme: str) -> Scenery:
     frame[: board.shape[0], : board.shape[1]] = board
     frame[where[maze.goal]] = put[GOAL]
     frame.flags.writeable = False
-    return Scenery(frame, put, where)
+    return Scenery(frame, put[PLAYER], put[ON_GOAL], put[TRAIL], where)
 
 
 @lru_cache(maxsize=32)
@@ -111,13 +113,13 @@ def places(height: int, width: int, cell_px: int) -> tuple[tuple[slice, slice], 
 def draw_rgb(state: MazeState, cell_px: int | str, theme: str = "plain") -> np.ndarray:
     """Return a fresh picture, uint8 [height·cell_px, width·cell_px, 3] (more where a named cell size asks for it)."""
     maze, cell = state.maze, state.cell
-    background, put, where = scenery(maze, cell_px, theme)
+    background, player, player_on_goal, dot, where = scenery(maze, cell_px, theme)
     frame = background.copy()
     if state.trail is not None:
         for walked, been in enumerate(state.trail):
             if been and walked != maze.goal:
-                frame[where[walked]] = put[TRAIL]
-    frame[where[cell]] = put[ON_GOAL if cell == maze.goal else PLAYER]
+                frame[where[walked]] = dot
+    frame[where[cell]] = player_on_goal if cell == maze.goal else player
     return frame
 
 

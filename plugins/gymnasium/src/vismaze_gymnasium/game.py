@@ -190,11 +190,11 @@ class Foreign:
         if known and self._end(state, known) is Ending.SUCCESS:
             self._sure = state.seed, self._native(state, known)
             return known
-        seen, ring = {_key(state.frame)}, [((), _key(state.frame))]
-        path: dict[tuple[int, ...], bytes] = {(): _key(state.frame)}
+        path: dict[tuple[int, ...], bytes] = {(): _key(state.frame)}  # steps -> the picture that they lead to
+        seen, ring = set(path.values()), list(path)
         while ring:
-            reached: list[Any] = []
-            for done, _ in ring:
+            reached: list[tuple[int, ...]] = []
+            for done in ring:
                 for number in range(len(self.numbers)):
                     steps = (*done, number)
                     ending = self._end(state, steps)
@@ -208,7 +208,7 @@ class Foreign:
                     if picture not in seen and len(seen) < self.config.search:
                         seen.add(picture)
                         path[steps] = picture
-                        reached.append((steps, picture))
+                        reached.append(steps)
             ring = reached
         return ()
 
