@@ -122,11 +122,31 @@ class Foreign:
             integers = Integers(seed, lane)
             inner = integers.below(1 << 31)
             steps = integers.below(self.config.scramble + 1)
-            actions = tuple(self.numbers[integers.below(len(self.numbers))] for _ in range(steps))
-            started = self._begin(inner, actions)
+            started = self._begin(inner, self._wander(inner, steps, integers))
             if started is not None:
                 return started
         raise ValueError(f"{self.config.env}: no start that can be solved within the limit in {ATTEMPTS} draws")
+
+    def _wander(self, seed: int, steps: int, integers: Integers) -> tuple[int, ...]:
+        """Return up to so many random actions, each to a picture that was not there before and does not end the episode.
+
+        Actions drawn without looking mostly lead back to where they began: into walls, to and fro, off a cliff.
+        """
+        walked: tuple[int, ...] = ()
+        seen = {_key(self.simulator.play(seed, walked).frame.tobytes())}
+        for _ in range(steps):
+            choices = list(self.numbers)
+            integers.shuffle(choices)
+            for number in choices:
+                moment = self.simulator.play(seed, (*walked, number))
+                shown = _key(moment.frame.tobytes())
+                if shown not in seen and not _ended(moment):
+                    break
+            else:
+                return walked
+            seen.add(shown)
+            walked = (*walked, number)
+        return walked
 
     def read(self, options: Mapping[str, Any]) -> Played:
         """Return the level of reset options: `seed`, `actions` of the scramble, `limit`.
