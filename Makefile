@@ -9,7 +9,7 @@ MEMBERS := packages/hooks packages/mazeenv packages/grpo-core packages/runner
 EDITABLE := $(foreach member,$(MEMBERS),-e $(member)) -e plugins/fsspec[testing] -e examples/own-plugin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-vllm soak lint install install-vllm clean
+.PHONY: demo test test-vllm soak lint faults install install-vllm clean
 
 demo: install
 	$(BIN)/grpo-run train examples/maze-tiny.toml
@@ -29,6 +29,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# kill -9 at 200 seeded instants of real runs; a bounded number of kills, about a quarter of an hour on one core.
+faults: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/faults/campaign.py --kills 200
 
 install: $(STAMP)
 

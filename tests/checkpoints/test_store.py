@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo_runner import files, folders
@@ -64,6 +64,7 @@ def test_retention_keeps_the_newest_and_the_best(run, tools):
     assert run.names() == ["LATEST", "step_00000002", "step_00000005", "step_00000006"]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault
 @given(
     st.dictionaries(st.integers(0, 40), st.none() | st.floats(allow_nan=True), max_size=12),
     st.integers(1, 5),

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -100,6 +101,35 @@ def test_accumulated_micro_batches_equal_one_batch():
         torch.testing.assert_close(other, gradients[0], atol=1e-12, rtol=1e-12)
 
 
+def test_micro_batches_side_by_side_give_the_same_sum_in_the_same_order():
+    inputs, mask = data()
+    model = new_model()
+    accumulate_gradients(in_batches(inputs, mask, 5), loss_of(model, step_denominator(mask)))
+    expected = torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
+    found = []
+    for threads in (1, 2, 4):
+        model = new_model()
+        leaves = list(model.parameters())
+        with ThreadPoolExecutor(threads) as pool:
+            metrics = accumulate_gradients(
+                in_batches(inputs, mask, 5), loss_of(model, step_denominator(mask)), inputs=leaves, pool=pool
+            )
+        assert metrics["x/count"] == 5
+        found.append(torch.cat([parameter.grad.reshape(-1) for parameter in leaves]))
+    torch.testing.assert_close(found[0], expected, atol=1e-12, rtol=1e-12)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_a_failure_in_a_thread_is_raised_and_a_pool_needs_inputs():
+    inputs, mask = data()
+    model = new_model()
+    with ThreadPoolExecutor(2) as pool:
+        with pytest.raises(ZeroDivisionError):
+            accumulate_gradients([0], lambda n: (1 / n, {}), inputs=list(model.parameters()), pool=pool)
+        with pytest.raises(ValueError, match="pool"):
+            accumulate_gradients(in_batches(inputs, mask, 2), loss_of(model, step_denominator(mask)), pool=pool)
+
+
 def rank_main(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     group = dist.group.WORLD
@@ -112,11 +142,15 @@ def rank_main(rank, folder):
     # DDP reduces in every backward here: without the filler this rank would leave the other waiting.
     metrics = accumulate_gradients(batches, loss_of(model, total), filler=filler, group=group)
     gradient = torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
+    plain = new_model()
+    accumulate_gradients(batches, loss_of(plain, total), filler=filler, group=group, reduction="sum")
+    summed = torch.cat([parameter.grad.reshape(-1) for parameter in plain.parameters()])
+    dist.all_reduce(summed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if rank == 1:
         next(model.parameters()).grad[0, 0] = math.nan
     outcome = guarded_step(optimizer, model.parameters(), max_norm=1.0, group=group)
-    torch.save((gradient, float(total), metrics, outcome.skipped, gradient_scale(group)), f"{folder}/{rank}.pt")
+    torch.save((gradient, summed, float(total), metrics, outcome.skipped, gradient_scale(group)), f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -129,8 +163,9 @@ def test_two_ddp_ranks_with_three_and_two_micro_batches_equal_one_batch(tmp_path
     accumulate_gradients([(inputs, mask)], loss_of(model, step_denominator(mask)))
     expected = torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
     for rank in range(2):
-        gradient, total, metrics, skipped, scale = torch.load(tmp_path / f"{rank}.pt")
+        gradient, summed, total, metrics, skipped, scale = torch.load(tmp_path / f"{rank}.pt")
         torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(summed, expected, atol=1e-12, rtol=1e-12)
         assert total == int(mask.sum()) and scale == 2 and metrics["x/count"] == 3
         assert skipped, "one rank with a NaN makes both skip"
 

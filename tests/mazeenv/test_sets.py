@@ -149,6 +149,11 @@ def test_stream_options():
     for seed in range(20):
         assert longer(seed).move_limit == longer(seed).options["max_moves"] == short(seed).move_limit + 5
         assert longer(seed).content_hash == short(seed).content_hash
+    drawn = training_stream(config, "x", shortest=(4, 6), extra_moves=(-4, 2))
+    spare = Counter(drawn(seed).move_limit - int(drawn(seed).labels["shortest"]) for seed in range(700))
+    assert set(spare) == set(range(7)) and all(60 < n < 140 for n in spare.values())
+    tight = training_stream(MazeConfig(size=7, max_moves=10), "x", extra_moves=(-4, 0))
+    assert all(tight(seed).move_limit >= int(tight(seed).labels["shortest"]) for seed in range(300))
     even = training_stream(config, "x", bins=BINS_7X7)
     shares = Counter(next(b for b in BINS_7X7 if b[0] <= even(seed).labels["shortest"] <= b[1]) for seed in range(4000))
     assert all(900 < n < 1100 for n in shares.values())
@@ -162,7 +167,10 @@ def test_stream_options():
         ({"bins": []}, "bins"),
         ({"bins": [(2, 4)], "shortest": (2, 4)}, "bins"),
         ({"exclude": ["vismaze-64-7"]}, "Did you mean 'vismaze-64-7x7'"),
-        ({"extra_moves": -1}, "extra_moves"),
+        ({"extra_moves": -5}, "at least -4"),
+        ({"extra_moves": (2, 1)}, "extra_moves"),
+        ({"extra_moves": (0, True)}, "extra_moves"),
+        ({"extra_moves": "4"}, "extra_moves"),
         ({"extra_moves": 1.5}, "extra_moves"),
     ],
 )

@@ -38,7 +38,7 @@ def changed(folder: Path, target: Path, settings: dict | None = None, weights: C
 
 def test_an_adapter_is_read_as_the_trainer_holds_it(tiny_plain: Path, adapter: Path) -> None:
     policy = Policy(tiny_plain, lora=Lora(4, 8.0, "language"), seed=1)
-    found, trained = read_adapter(adapter), trained_halves(policy)
+    found, trained = read_adapter(adapter), trained_halves(policy.trained)
     assert found.scale == 2.0 and found.halves.keys() == trained.keys() == linear_places(tiny_plain, LANGUAGE_LINEARS).keys()
     for module, halves in trained.items():
         assert all(torch.equal(a, b) for a, b in zip(found.halves[module], halves, strict=True))

@@ -56,6 +56,7 @@ def test_defaults_are_filled_in_and_overrides_are_typed(file: Path) -> None:
         ("run.steps", "expected key=value"),
         ("train.warmup=10", "train.warmup must be shorter than the run"),
         ("train.weights=full loss.kl=0.1", "loss.kl needs train.weights = 'lora'"),
+        ("loss.estimator=rloo loss.scale=none", "read by loss.estimator = 'grpo' only"),
         ("warm_start.target=0.5", "warm_start needs tasks.tuning"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from grpo_core import group_advantages
+from grpo_runner.agreement import DisagreementError, Gap
 from grpo_runner.engine_local import LocalEngine
-from grpo_runner.learner import Batch, DisagreementError, Gap, Learner, LossSettings
+from grpo_runner.learner import Batch, Learner, LossSettings
 from grpo_runner.ledger import Trajectory, samples_of
 from grpo_runner.pictures import FeatureCache, identify
 from grpo_runner.policy import Lora, Policy, digest, load_processors, save_weights
@@ -102,7 +104,7 @@ def test_the_first_of_several_steps_has_ratio_exactly_one(tiny: Path, maze5: Env
     halves = [list(range(0, len(batch.samples), 2)), list(range(1, len(batch.samples), 2))]
     plans = [learner.plan(batch, half, LOSS) for half in halves]
     for plan in plans:
-        plan.old = learner._score_now(plan, Gap())
+        plan.old = learner.score_now(plan, Gap())
     first = learner.gradient(plans[0], LOSS, None)
     assert float(first["policy/ratio_max"]) == 1.0 and float(first["policy/ratio_min"]) == 1.0
     learner._step(1e-2)
@@ -121,6 +123,23 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(
     whole = gradient(learner, batch)
     for budget in (longest, 3 * longest):
         assert distance(whole, gradient(learner_of(tiny, lora, budget=budget), batch)) < 1e-6
+
+
+@pytest.mark.parametrize("weights", LORAS)
+def test_the_gradient_does_not_depend_on_the_threads(
+    tiny: Path, maze5: EnvironmentOffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str
+) -> None:
+    lora, loss = LORAS[weights], replace(LOSS, entropy=0.01, kl=0.1 if LORAS[weights] else 0.0)
+    learner = learner_of(tiny, lora, budget=700)
+    batch = batch_of(rollout_of(tiny, learner, maze5, tmp_path, lora, 1))
+    one = gradient(learner, batch, loss)
+    found = []
+    for count in (2, 3):
+        with ThreadPoolExecutor(count) as threads:
+            monkeypatch.setattr("grpo_runner.lanes._pool", threads)
+            found.extend(gradient(learner, batch, loss) for _ in range(2))
+    assert distance(one, found[0]) < 1e-6
+    assert all(torch.equal(found[0][name], other[name]) for other in found[1:] for name in other)
 
 
 def test_the_gradient_does_not_depend_on_sharing_equal_sequences(
@@ -250,7 +269,7 @@ def test_weights_and_optimizer_come_back_bit_for_bit(tiny: Path, maze5: Environm
     step(learner)
     folder = tmp_path / "state"
     folder.mkdir()
-    learner.save(folder)
+    learner.snapshot()(folder)
     step(learner)
     other = learner_of(tiny, lora, seed=99)
     other.load(folder)

@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen3VLForC
 from grpo_runner.chat import expand, rope_positions
 from grpo_runner.engine_local import LocalEngine
 from grpo_runner.pictures import encode, identify
-from grpo_runner.policy import Policy, RowBuilder, collate, load_processors
+from grpo_runner.policy import Policy, RowBuilder, collate, load_processors, save_weights
 from vismaze_hooks import Request
 
 
@@ -98,7 +98,7 @@ def test_one_batch_of_pictures_equals_picture_by_picture(tiny: Path) -> None:
     library = AutoModelForImageTextToText.from_pretrained(tiny, dtype=torch.float32).model.visual
     ours = Policy(tiny, lora=None, seed=0).core.model.visual
     patches = processors.patches.get([identify(picture(s, side)) for s, side in ((1, 64), (2, 96), (3, 64))])
-    batch = encode(ours, patches)
+    batch = torch.cat(encode(ours, patches))
     with torch.no_grad():
         parts = torch.split(batch, [p.grid[1] * p.grid[2] // processors.merge**2 for p in patches])
         for patch, part in zip(patches, parts, strict=True):
@@ -115,7 +115,7 @@ def test_rows_of_any_company_give_the_logits_of_transformers(tiny: Path, turns: 
     builder = RowBuilder(processors)
     rows = [builder.build(*talk) for talk in talks]
     images = [i for _, pictures in talks for i in pictures]
-    features = encode(policy.core.model.visual, processors.patches.get(images))
+    features = torch.cat(encode(policy.core.model.visual, processors.patches.get(images)))
     hidden = policy.hidden(collate(rows, processors.vocabulary.pad), features)
     logits = torch.nn.functional.linear(hidden, policy.head)
     for number, talk in enumerate(talks):
@@ -170,6 +170,64 @@ def test_kept_keys_and_values_change_no_answer(tiny: Path) -> None:
         for a, b in zip(kept.generate(requests), plain.generate(requests), strict=True):
             assert a.token_ids == b.token_ids
             assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
+def test_a_session_that_begins_anew_is_answered_from_its_own_prompt(tiny: Path) -> None:
+    kept, plain = LocalEngine(model=str(tiny), keep_history=True), LocalEngine(model=str(tiny))
+    talks = [[1], [1, 2], [1], [3], [3, 4, 5], [3, 4]]  # grows, begins again, another one, skips a turn, goes back
+    for number, talk in enumerate(talks):
+        requests = [ask(tiny, talk, number, session="a"), ask(tiny, [7, 8, 9, 10, 11, 12][: number + 1], number, session="b")]
+        for a, b in zip(kept.generate(requests), plain.generate(requests), strict=True):
+            assert a.token_ids == b.token_ids
+            assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
+def passes_of(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the rows of each forward pass of an engine."""
+    rows: list[int] = []
+    hidden = engine.policy.hidden
+    monkeypatch.setattr(engine.policy, "hidden", lambda batch, *rest: rows.append(len(batch.ids)) or hidden(batch, *rest))
+    return rows
+
+
+def test_a_question_asked_again_in_a_rollout_costs_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, fresh = LocalEngine(model=str(tiny)), LocalEngine(model=str(tiny))
+    first = [ask(tiny, [1], n, session=str(n)) for n in range(12)]
+    engine.generate(first)
+    rows = passes_of(engine, monkeypatch)
+    assert engine.generate(first) == fresh.generate(first) and rows == []
+    again = [ask(tiny, [1], 100 + n, session=str(n), limit=6) for n in range(12)]  # other draws leave the known paths
+    for a, b in zip(engine.generate(again), fresh.generate(again), strict=True):
+        assert a.token_ids == b.token_ids
+        assert np.allclose(a.logprobs, b.logprobs, atol=1e-5)
+    assert rows, "an answer that nobody gave before needs the model"
+
+
+def test_what_was_said_is_forgotten_with_the_rollout_and_with_the_weights(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = LocalEngine(model=str(tiny))
+    rows = passes_of(engine, monkeypatch)
+    engine.generate([ask(tiny, [1], 1, session="a")])
+    once = len(rows)
+    engine.generate([ask(tiny, [1], 1, session="b")])  # no session goes on: another rollout
+    assert len(rows) == 2 * once
+    policy = Policy(tiny, lora=None, seed=0)
+    with torch.no_grad():
+        policy.core.model.language_model.norm.weight.mul_(-1.0)
+    save_weights(policy, tmp_path)
+    engine.publish(tmp_path, 1)
+    completion = engine.generate([ask(tiny, [1], 1, session="b")])[0]
+    assert len(rows) > 2 * once and completion.weights_version == 1
+
+
+def test_a_full_memo_changes_no_answer(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [ask(tiny, [n % 3], n, session=str(n)) for n in range(9)]
+    expected = LocalEngine(model=str(tiny)).generate(requests)
+    monkeypatch.setattr("grpo_runner.engine_local.MEMO_BYTES", 4000)
+    engine = LocalEngine(model=str(tiny))
+    for _ in range(2):
+        assert [c.token_ids for c in engine.generate(requests)] == [c.token_ids for c in expected]
 
 
 def test_a_distinct_picture_is_encoded_once(tiny_plain: Path) -> None:

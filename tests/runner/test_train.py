@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -13,15 +14,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from peft import PeftModel
 from safetensors.torch import load_file
 from tomli_w import dumps
 from transformers import AutoModelForImageTextToText
 
+from grpo_runner import train
+from grpo_runner.attempts import Superseded, next_attempt
 from grpo_runner.config import Config, ConfigError, load, parse
+from grpo_runner.identity import without_none
 from grpo_runner.main_job import run_evaluation, run_training
 from grpo_runner.runs import append_line, read_lines
-from grpo_runner.session import without_none
+from grpo_runner.stopping import Stopped
 from vismaze_hooks import Plugins
 
 TABLE = {
@@ -66,8 +71,8 @@ def lines(run: Path) -> list[dict]:
     return [{k: v for k, v in record.items() if k != "seconds"} for record in read_lines(run / "metrics.jsonl")]
 
 
-def assert_same(a: Path, b: Path) -> None:
-    assert all(torch.equal(x, y) for x, y in zip(weights(a).values(), weights(b).values(), strict=True))
+def assert_same(a: Path, b: Path, step: int = 4) -> None:
+    assert all(torch.equal(x, y) for x, y in zip(weights(a, step).values(), weights(b, step).values(), strict=True))
     assert lines(a) == lines(b)
     for file in sorted((a / "eval").iterdir()):
         assert file.read_text() == (b / "eval" / file.name).read_text()
@@ -96,6 +101,46 @@ def test_a_run_interrupted_between_steps_ends_with_the_same_weights(
     events = [r["event"] for r in read_lines(run / "events.jsonl")]
     assert events.count("run_interrupted") == 1 and events[-1] == "run_finished"
     assert [r["step"] for r in read_lines(run / "events.jsonl") if r["event"] == "evaluated"] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout": {"history": "full"}, "train": {"targets": "language"}},
+        {"rollout": {"history": "full"}, "train": {"weights": "full", "minibatches": 1, "lr": 1e-3}},
+        {"rollout": {"history": 0}, "loss": {"kl": 0.1, "entropy": 0.01, "estimator": "rloo", "scale": "std"}},
+        {"model": {"tiny": "tiny-gqa"}, "environment": {"cell_px": 32}, "train": {"minibatches": 1}},
+    ],
+    ids=["whole conversations", "every weight", "no past, KL and entropy", "other shape"],
+)
+def test_every_kind_of_run_agrees_while_running_and_resumes_exactly(
+    tmp_path: Path, plugins: Plugins, changes: dict[str, dict]
+) -> None:
+    options = {**TABLE["environment"]["options"], "reward": "short_answers", **changes.get("environment", {})}
+    changes = {**changes, "environment": {"options": options}}
+    for name in ("straight", "stopped"):
+        (tmp_path / name).mkdir()
+
+    def interrupt(line: str) -> None:
+        if line.startswith("step 2/"):
+            raise KeyboardInterrupt
+
+    def run(folder: Path, tell=lambda line: None) -> Path:
+        run_training(config_of(folder, **changes), plugins, tell)
+        return folder / "run"
+
+    straight = run(tmp_path / "straight")
+    shutil.copytree(tmp_path / "straight" / "base", tmp_path / "stopped" / "base")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped", interrupt)
+    stopped = run(tmp_path / "stopped")
+    assert lines(straight) == lines(stopped)
+    (ours,) = (straight / "adapters").iterdir()
+    weights = "model.safetensors" if changes.get("train", {}).get("weights") == "full" else "adapter_model.safetensors"
+    assert (ours / weights).read_bytes() == (stopped / "adapters" / ours.name / weights).read_bytes()
+    for record in lines(straight):
+        assert record["agreement/logprob_gap_max"] <= 1e-4 and record["agreement/tokens"] > 0
+    assert any(record["optim/grad_norm"] > 0 for record in lines(straight))
 
 
 def test_a_run_that_is_over_is_reported_again_and_changes_nothing(plugins: Plugins, straight: Path) -> None:
@@ -194,28 +239,162 @@ def test_an_unwritable_run_folder_is_named(tmp_path: Path, plugins: Plugins) -> 
         run_training(config_of(tmp_path), plugins, lambda line: None)
 
 
+def test_ten_steps_are_four_and_six(tmp_path: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch, straight: Path) -> None:
+    """Stopped by SIGTERM after step 4, off the schedule of checkpoints: LR, tasks, evaluations and every metric go on."""
+    drawn: dict[int, list[str]] = {}
+    draw = train.draw_tasks
+
+    def recording(session, step):
+        tasks = draw(session, step)
+        drawn[step] = [t.uid for t in tasks]
+        return tasks
+
+    def stop(line: str) -> None:
+        if line.startswith("step 4/"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(train, "draw_tasks", recording)
+    changes = {"run": {"steps": 10}, "evaluation": {"every": 5, "samples": 1}, "checkpoint": {"every": 100}}
+    changes["model"] = {**TABLE["model"], "path": str(straight.parent / "base")}
+    whole = run_of(tmp_path / "whole", plugins, **changes)
+    tasks, drawn = drawn, {}
+    with pytest.raises(Stopped) as stopped:
+        run_of(tmp_path / "parts", plugins, stop, **changes)
+    assert stopped.value.number == signal.SIGTERM and sorted(drawn) == [0, 1, 2, 3]
+    run = run_of(tmp_path / "parts", plugins, **changes)
+    assert drawn == tasks
+    assert_same(whole, run, 10)
+    assert len({record["optim/lr"] for record in lines(run)}) == 10, "every step has its own learning rate"
+    events = read_lines(run / "events.jsonl")
+    assert [r["step"] for r in events if r["event"] == "evaluated"] == [0, 5, 10]
+    assert [(r["step"], r["saved"]) for r in events if r["event"] == "run_stopped"] == [(4, 4)]
+    assert [r["step"] for r in events if r["event"] == "resumed"] == [4]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == (signal.SIG_DFL, signal.default_int_handler)
+
+
+def test_a_run_that_another_start_takes_over_publishes_nothing_more(tmp_path: Path, plugins: Plugins, straight: Path) -> None:
+    def take_over(line: str) -> None:
+        if line.startswith("step 2/"):
+            next_attempt(tmp_path / "run")
+
+    model = {**TABLE["model"], "path": str(straight.parent / "base")}
+    with pytest.raises(Superseded, match="superseded by attempt 2"):
+        run_of(tmp_path, plugins, take_over, model=model, export={"every": 1})
+    steps = {
+        place: {f.name[:13] for f in (tmp_path / "run" / place).glob("step_*")} for place in ("sync", "adapters", "checkpoints")
+    }
+    assert all(max(found) <= "step_00000002" for found in steps.values()), steps
+    assert not [f for f in (tmp_path / "run").rglob(".*") if f.name.startswith((".tmp", ".aside"))]
+
+
+def test_a_save_that_fails_is_told_and_counted_and_costs_nothing_else(tmp_path: Path, plugins: Plugins, straight: Path) -> None:
+    """Files above a size cannot be written for a while: adapters fit, training states do not."""
+    adapter = (straight / "adapters" / "step_00000004" / "adapter_model.safetensors").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def tell(line: str) -> None:
+        if line.startswith("step 1/"):
+            while not (tmp_path / "run" / "checkpoints" / "LATEST").exists():
+                time.sleep(0.01)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (3 * adapter // 2, limits[1]))
+        if line.startswith("step 3/"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    model = {**TABLE["model"], "path": str(straight.parent / "base")}
+    try:
+        run = run_of(tmp_path, plugins, tell, model=model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    failed = [r for r in read_lines(run / "events.jsonl") if r["event"] == "checkpoint_failed"]
+    assert failed[0]["step"] == 2 and "large" in failed[0]["error"]
+    assert lines(run)[-1]["checkpoint/failed"] >= 1 and lines(straight)[-1]["checkpoint/failed"] == 0
+    assert torch.equal(*(torch.cat([v.flatten() for v in weights(r).values()]) for r in (run, straight)))
+    whole = {f.name for f in (run / "checkpoints").glob("step_*")}
+    assert "step_00000004" in whole and "step_00000001" in whole and "step_00000002" not in whole
+
+
+def test_a_checkpoint_says_everything_that_its_numbers_depend_on(straight: Path) -> None:
+    manifest = json.loads((straight / "checkpoints" / "step_00000004" / "MANIFEST.json").read_text())
+    summary = json.loads((straight / "summary.json").read_text())
+    meta = manifest["meta"]
+    assert manifest["config"] == summary["config"] and manifest["config_hash"] == summary["hashes"]["config"]
+    assert meta["base_model"] == summary["hashes"]["base_model"] and meta["versions"] == summary["versions"]
+    assert meta["evaluations"].keys() == {"0", "2", "4"} and meta["evaluations"]["4"] == summary["eval_final"]
+    assert manifest["score"] == summary["eval_final"]["solved"] / summary["eval_final"]["total"]
+    assert (meta["policy_version"], meta["tasks_drawn"], meta["seed"]) == (4, 8, 0)
+    assert meta["schedule"]["updates"] == 8 and meta["schedule"]["next_lr"] == 0.0
+    assert meta["trackers"] == {} and meta["world"]["ranks"] == 1
+
+
+def test_an_export_has_a_model_card_with_its_evaluation(straight: Path) -> None:
+    card = ModelCard.load(straight / "adapters" / "step_00000004" / "README.md")
+    final = json.loads((straight / "summary.json").read_text())["eval_final"]
+    assert card.data.library_name == "peft" and card.data.base_model == str(straight.parent / "base")
+    assert [r.metric_value for r in card.data.eval_results] == [final["solved"] / final["total"]]
+    assert f"| 4 | {final['solved']} of {final['total']} |" in card.text
+
+
+WAITING = """
+import os, signal, time
+from grpo_runner.stopping import Stop, Stopped
+with Stop() as stop:
+    print("ready", flush=True)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        time.sleep(0.01)
+        try:
+            stop.check()
+        except Stopped as stopped:
+            print(stopped, flush=True)
+            break
+    while time.monotonic() < end:
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_at_once(second: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "stopped by SIGINT\n" and process.poll() is None
+            process.send_signal(second)
+            assert process.wait(60) == -second
+            assert "SIGINT: this step is finished first; once more stops at once" in process.stderr.read()
+        finally:
+            process.kill()
+
+
 @pytest.mark.slow
-def test_ctrl_c_and_kill_minus_nine_at_any_moment_lose_nothing(tmp_path: Path, straight: Path) -> None:
+def test_signals_at_any_moment_lose_nothing_that_was_committed(tmp_path: Path, straight: Path) -> None:
+    """With checkpoints far apart, so that what stands is what the signals' ends saved."""
     shutil.copytree(straight.parent / "base", tmp_path / "base")
     options = {**TABLE["environment"]["options"], "reward": "short_answers"}
-    config = config_of(tmp_path, environment={"options": options})
-    (tmp_path / "run").mkdir()
+    config = config_of(tmp_path, environment={"options": options}, checkpoint={"every": 100})
     shutil.copy(Path(__file__).parent / "short_answers.py", tmp_path)
     table = without_none(config.model_dump(mode="json")) | {"plugins": ["short_answers.py"]}
     (tmp_path / "c.toml").write_text(dumps(table))
     command = [sys.executable, "-m", "grpo_runner.cli", "train", str(tmp_path / "c.toml")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    for sent, after in ((signal.SIGINT, "step 1/"), (signal.SIGKILL, "step 2/"), (signal.SIGKILL, "step 3/")):
+    codes = []
+    for sent, after in ((signal.SIGINT, "step 1/"), (signal.SIGTERM, "evaluation at step 2"), (signal.SIGKILL, "step 3/")):
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stderr is not None
             for line in process.stderr:
                 if line.startswith(after):
-                    time.sleep(0.05)
                     process.send_signal(sent)
                     break
             rest = process.stderr.read()
-        assert process.returncode != 0
-        if sent is signal.SIGINT:
-            assert process.returncode == 130 and "the same command continues" in rest
+        codes.append(process.returncode)
+        assert sent is signal.SIGKILL or "the same command continues" in rest, rest
+    assert codes == [130, 143, -9]
     subprocess.run(command, check=True, env=environment, capture_output=True)
-    assert all(torch.equal(x, y) for x, y in zip(weights(tmp_path / "run").values(), weights(straight).values(), strict=True))
+    events = read_lines(tmp_path / "run" / "events.jsonl")
+    stopped = [r for r in events if r["event"] == "run_stopped"]
+    assert all(r["saved"] == r["step"] for r in stopped)
+    resumed = [r["step"] for r in events if r["event"] == "resumed"]
+    assert resumed == [stopped[0]["step"], stopped[1]["step"], stopped[1]["step"]]
+    assert_same(straight, tmp_path / "run")

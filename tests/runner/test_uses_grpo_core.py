@@ -8,7 +8,17 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "packages" / "runner" / "src" / "grpo_runner"
 NEEDED = {
     "train.py": {"group_advantages"},
-    "learner.py": {"policy_loss", "kl_loss", "step_denominator", "guarded_step", "set_lr", "merge_metrics", "metric_means"},
+    "learner.py": {
+        "policy_loss",
+        "kl_loss",
+        "step_denominator",
+        "balance_over_ranks",
+        "guarded_step",
+        "set_lr",
+        "merge_metrics",
+        "all_reduce_metrics",
+        "metric_means",
+    },
     "scoring.py": {"token_logprobs", "token_budget_batches", "accumulate_gradients"},
     "session.py": {"LRSchedule"},
 }

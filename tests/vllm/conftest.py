@@ -12,6 +12,7 @@ from small import LORA, OPTIONS, SETTINGS, exported, random_policy, small_model
 from grpo_runner.engine_local import LocalEngine
 from grpo_runner.engine_vllm import VllmEngine
 from grpo_runner.pictures import FeatureCache
+from grpo_runner.learner import Learner
 from grpo_runner.policy import Policy, load_processors
 from grpo_runner.publishing import Canary
 from grpo_runner.rollout import Rollouts
@@ -65,15 +66,20 @@ def scorer(base: Path, policy: Policy) -> Scorer:
 
 
 @pytest.fixture(scope="session")
+def learner(policy: Policy, scorer: Scorer) -> Learner:
+    return Learner(policy, scorer, weight_decay=0.0, max_norm=1.0)
+
+
+@pytest.fixture(scope="session")
 def rollouts(base: Path, maze5: EnvironmentOffer) -> Rollouts:
     processors = load_processors(base)
     return Rollouts(maze5, processors.chat, processors.vocabulary, prompt="Go to the goal.")
 
 
 @pytest.fixture(scope="session")
-def canary(scorer: Scorer, rollouts: Rollouts, maze5: EnvironmentOffer) -> Canary:
+def canary(learner: Learner, rollouts: Rollouts, maze5: EnvironmentOffer) -> Canary:
     tasks = [maze5.stream()(n) for n in range(4)]
-    return Canary(scorer, rollouts.questions(tasks, SETTINGS, [11, 12, 13, 14], turns=2), 1e-4)
+    return Canary(learner, rollouts.questions(tasks, SETTINGS, [11, 12, 13, 14], turns=2), 1e-4)
 
 
 @pytest.fixture(scope="session")

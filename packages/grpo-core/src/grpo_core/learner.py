@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ._checks import check_choice
 from .aggregation import gradient_scale
 from .metrics import Metrics, merge_metrics
 
@@ -47,9 +49,7 @@ def guarded_step(
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm: expected a number above 0 or None, got {max_norm}")
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients) if gradients else _zero(group)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
+    norm = _total_norm(gradients) if gradients else _zero(group)
     grad_norm = float(norm)
     finite = torch.isfinite(norm).to(torch.int32)
     if group is not None and dist.is_initialized():
@@ -66,17 +66,29 @@ def guarded_step(
     return StepOutcome(grad_norm, clipped, skipped=False)
 
 
+def _total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Norm over sharded and whole gradients together; torch does not mix the two in one call."""
+    sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    norms = [torch.nn.utils.get_total_norm(part) for part in (sharded, whole) if part]
+    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
 def accumulate_gradients(
     micro_batches: Sequence[Batch],
     loss_of: Callable[[Batch], tuple[Tensor, Metrics]],
     *,
     filler: Batch | None = None,
     group: dist.ProcessGroup | None = None,
+    reduction: str = "mean",
+    inputs: Sequence[Tensor] = (),
+    pool: Executor | None = None,
 ) -> Metrics:
     """Backward of every micro-batch in turn; the gradients in ``.grad`` are then those of the whole step.
 
     The losses must share the step's denominator (``step_denominator``): they add up, nothing is divided by a count of
-    micro-batches here. With ``group`` each loss is multiplied by the world size, because averaging over ranks follows,
+    micro-batches here. With ``group`` each loss is multiplied by the world size where averaging over ranks follows,
     and ranks with fewer micro-batches run ``filler`` (an all-masked one) until all have run equally many: a rank that
     stops early leaves the others waiting in their collectives for ever.
 
@@ -85,20 +97,58 @@ def accumulate_gradients(
         loss_of: micro-batch → (0-d loss with a graph, metrics).
         filler: an all-masked micro-batch; needed when the counts differ between the ranks of ``group``.
         group: the data-parallel process group, or None.
+        reduction: what is done with the ranks' gradients afterwards, ``mean`` (what wrappers do unless told otherwise) or
+            ``sum`` (losses stay as they are; with a number of ranks that is no power of two, that rounds less).
+        inputs: with ``pool``, the leaves whose ``.grad`` is wanted.
+        pool: threads that run several micro-batches at a time, for small models on CPU cores (with one thread inside each
+            operation). The gradients are added up in the order of the micro-batches, whatever finishes first, so they do
+            not depend on the number of threads. ``loss_of`` is then called from those threads.
 
     Returns:
         The metrics of all micro-batches, merged.
+
+    Raises:
+        ValueError: a filler is missing; or ``pool`` without ``inputs``, or on several ranks, whose collectives need an order.
     """
     missing = _most(len(micro_batches), group) - len(micro_batches)
     if missing and filler is None:
         raise ValueError(f"filler: needed, this rank has {missing} micro-batches fewer than another, got None")
-    scale = gradient_scale(group)
+    check_choice("reduction", reduction, ("mean", "sum"))
+    scale = gradient_scale(group) if reduction == "mean" else 1
+    if pool is not None:
+        if not inputs or gradient_scale(group) != 1:
+            raise ValueError(f"pool: needs inputs and a single rank, got {len(inputs)} inputs on {gradient_scale(group)} ranks")
+        return merge_metrics(_accumulate_side_by_side(micro_batches, loss_of, inputs, pool))
     metrics: list[Metrics] = []
     for batch in [*micro_batches, *[filler] * missing]:
         loss, parts = loss_of(batch)  # type: ignore[arg-type]
         (loss * scale).backward()
         metrics.append(parts)
     return merge_metrics(metrics)
+
+
+def _accumulate_side_by_side(
+    micro_batches: Sequence[Batch],
+    loss_of: Callable[[Batch], tuple[Tensor, Metrics]],
+    inputs: Sequence[Tensor],
+    pool: Executor,
+) -> list[Metrics]:
+    def one(batch: Batch) -> tuple[tuple[Tensor | None, ...], Metrics]:
+        with torch.enable_grad():  # the grad mode is each thread's own
+            loss, parts = loss_of(batch)
+            return torch.autograd.grad(loss, inputs, allow_unused=True), parts
+
+    metrics: list[Metrics] = []
+    for gradients, parts in pool.map(one, micro_batches):
+        for leaf, gradient in zip(inputs, gradients, strict=True):
+            if gradient is None:
+                continue
+            if leaf.grad is None:
+                leaf.grad = gradient.clone(memory_format=torch.contiguous_format)
+            else:
+                leaf.grad.add_(gradient)
+        metrics.append(parts)
+    return metrics
 
 
 def _zero(group: dist.ProcessGroup | None) -> Tensor:

@@ -45,7 +45,7 @@ class Stream:
     id: str
     config: MazeConfig
     levels: tuple[Level, ...]  # drawn from in equal shares
-    extra_moves: int
+    extra_moves: tuple[int, int]  # fewest, most
     walls_out: frozenset[str]  # classes of walls that are never drawn
     mazes_out: frozenset[str]  # classes of walls with start and goal that are never drawn
 
@@ -57,12 +57,14 @@ class Stream:
         """
         config, seed = self.config, seed & MASK
         level = self.levels[mix64(seed) % len(self.levels)]
+        fewest, most = self.extra_moves
+        extra = fewest + mix64(mix64(seed)) % (most - fewest + 1)
         for lane in range(ATTEMPTS):
             maze = attempt(level, seed, lane)
             if maze is None or self._held_out(maze):
                 continue
-            if config.max_moves is None or maze.shortest + config.stop_required <= config.max_moves:
-                return maze_task(maze, f"{self.id}/{seed:016x}", config, self.extra_moves)
+            if config.max_moves is None or maze.shortest + config.stop_required <= config.max_moves + extra:
+                return maze_task(maze, f"{self.id}/{seed:016x}", config, extra)
         raise ValueError(
             f"nothing left to draw: of {ATTEMPTS:,} mazes each is held out by a fixed set, has no path of "
             f"{level.shortest} moves, or is beyond the limit"
@@ -80,7 +82,7 @@ def training_stream(
     *,
     shortest: Sequence[int] | None = None,
     bins: Sequence[Sequence[int]] | None = None,
-    extra_moves: int = 0,
+    extra_moves: int | Sequence[int] = 0,
     exclude: Sequence[str] | None = None,
 ) -> Stream:
     """Make the stream of training tasks.
@@ -90,15 +92,15 @@ def training_stream(
         id: the environment's id, the first part of each task's uid.
         shortest: bin (fewest, most) of path lengths, in place of the environment's own.
         bins: several such bins, drawn from in equal shares, as the fixed sets are made; excludes `shortest`.
-        extra_moves: added to each task's move limit.
+        extra_moves: added to each task's move limit; a pair (fewest, most) is drawn from, task by task. Down to -4 the
+            limit's spare moves are taken away.
         exclude: names of the fixed sets to avoid; None: all of them. A set holds out the walls of its mazes in all 8
             orientations, or, where it says so (5×5 has one tree only), walls, start and goal together.
 
     Raises:
         ValueError: an impossible bin, an unknown set, or nothing left to draw.
     """
-    if isinstance(extra_moves, bool) or not isinstance(extra_moves, int) or extra_moves < 0:
-        raise ValueError(f"extra_moves={extra_moves!r}: must be a whole number, 0 or more")
+    extra = _extra_moves(extra_moves)
     if bins is not None and (shortest is not None or not bins):
         raise ValueError("bins: give at least one pair (fewest, most), and no `shortest` beside them")
     chosen: Sequence[Any] = bins if bins is not None else [config.shortest if shortest is None else shortest]
@@ -107,7 +109,17 @@ def training_stream(
     for name in names:
         pick("fixed set", name, fixed.SETS)
     walls_out, mazes_out = fixed.held_out(names, levels[0].height, levels[0].width)
-    stream = Stream(id, config, levels, extra_moves, walls_out, mazes_out)
+    stream = Stream(id, config, levels, extra, walls_out, mazes_out)
     for seed in range(len(levels) * 4):
         stream(seed)  # refuse at once what would fail later
     return stream
+
+
+def _extra_moves(given: Any) -> tuple[int, int]:
+    pair = (given, given) if isinstance(given, int) else given
+    whole = isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+    if isinstance(given, bool) or not whole or not -rules.SPARE_MOVES <= pair[0] <= pair[1]:
+        raise ValueError(
+            f"extra_moves={given!r}: must be a whole number of at least {-rules.SPARE_MOVES}, or a pair (fewest, most) of them"
+        )
+    return pair[0], pair[1]

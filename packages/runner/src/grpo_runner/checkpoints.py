@@ -21,7 +21,16 @@ from typing import Any, TypeVar
 from grpo_runner import attempts
 from grpo_runner.attempts import Superseded
 from grpo_runner.files import write_atomic
-from grpo_runner.folders import DamagedFolderError, Manifest, UnknownSchemaError, commit_folder, ring, sweep, verify_folder
+from grpo_runner.folders import (
+    DamagedFolderError,
+    Manifest,
+    UnknownSchemaError,
+    commit_folder,
+    is_committed,
+    ring,
+    sweep,
+    verify_folder,
+)
 from grpo_runner.mirrors import best_so_far, mirror, retain
 from grpo_runner.recovery import (
     POINTER,
@@ -49,6 +58,7 @@ __all__ = (
     "UnknownSchemaError",
     "UnreadableCheckpointError",
     "commit_folder",
+    "is_committed",
     "ring",
     "sweep",
     "verify_folder",
@@ -115,6 +125,7 @@ class CheckpointStore:
             raise ValueError(f"keep: expected at least 1, got {keep}")
         self.folder, self.keep = folder, keep
         self.failed = 0  # saves that failed
+        self.newest = 0  # step of the newest checkpoint that stands; 0: none was loaded or saved yet
         self._on_event, self._telling = on_event, threading.Lock()
         self._place = Place(folder, attempt, run_id, config_hash, json.loads(json.dumps(config)), backend, self._tell)
         self._fence = attempts.fence(run_folder, attempt)
@@ -211,7 +222,7 @@ class CheckpointStore:
         self._fence()
         found = find_newest(self._place, may_change)
         if found is not None:
-            self._expected_bytes = found[1].bytes
+            self._expected_bytes, self.newest = found[1].bytes, int(found[1].fields["step"])
         return found
 
     def _save(self, step: int, write: Callable[[Path], None], meta: Mapping[str, Any], score: float | None) -> Committed:
@@ -226,7 +237,7 @@ class CheckpointStore:
             self.failed += 1
             self._tell("checkpoint_failed", step=step, error=f"{type(error).__name__}: {error}", failed=self.failed)
             raise CheckpointError(f"checkpoint of step {step} in {self.folder} failed: {error!r}") from error
-        self._expected_bytes = manifest.bytes
+        self._expected_bytes, self.newest = manifest.bytes, step
         self._tell("checkpoint_committed", step=step, folder=str(folder), bytes=manifest.bytes)
         self._after_commit("retention", retain, self._place, self.keep, self._fence)
         if self._place.backend is not None:

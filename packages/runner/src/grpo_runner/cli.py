@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,17 +27,22 @@ app.add_typer(config_app, name="config")
 
 ConfigFile = Annotated[Path, typer.Argument(help="a TOML file", metavar="CONFIG.toml")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="overrides, such as train.lr=3e-4", metavar="[key=value …]")]
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR, SIGNALLED, INTERRUPTED = 2, 128, 130
 
 
 @contextmanager
 def messages() -> Iterator[None]:
-    """Turn what a user can mend into one message and exit code 2, an interrupt into 130; other errors keep their traceback."""
+    """Turn what a user can mend into one message and exit code 2, a signal into 128 + its number; other errors keep their
+    traceback, and exit with 1."""
     from grpo_runner.errors import USER_ERRORS
+    from grpo_runner.stopping import Stopped
 
     try:
         yield
-    except KeyboardInterrupt:
+    except Stopped as stopped:
+        _say("what was committed is kept, and the same command continues from there")
+        raise typer.Exit(SIGNALLED + stopped.number) from None
+    except KeyboardInterrupt:  # before there was anything to save
         _say("interrupted; what was committed is kept, and the same command continues from there")
         raise typer.Exit(INTERRUPTED) from None
     except USER_ERRORS as error:
@@ -59,12 +65,19 @@ def _open(path: Path, overrides: list[str] | None) -> tuple[Config, Plugins]:
         raise ConfigError(f"plugins: {error}") from error
 
 
-def _quiet() -> None:
-    """Silence the libraries' own chatter about loading weights; warnings stay."""
+def _settle() -> None:
+    """Settle into a process of our own: cores shared by micro-batch, the libraries' chatter silenced (warnings stay)."""
+    import torch
     import transformers
+
+    from grpo_runner.lanes import open_lanes
 
     transformers.utils.logging.disable_progress_bar()
     warnings.filterwarnings("default")
+    if not torch.cuda.is_available():
+        open_lanes()
+    gc.collect()
+    gc.freeze()  # the libraries' million objects need not be looked at again in every collection
 
 
 def _teller(steps: int) -> tuple[Callable[[str], None], Callable[[], None]]:
@@ -94,7 +107,7 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     """Train; the same command again continues where the run folder stands."""
     with messages():
         settings, plugins = _open(config, overrides)
-        _quiet()
+        _settle()
         from grpo_runner.main_job import run_training
 
         tell, end = _teller(settings.run.steps)
@@ -102,7 +115,8 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
             lines = run_training(settings, plugins, tell)
         finally:
             end()
-        print("\n".join(lines))
+        if lines:
+            print("\n".join(lines))
 
 
 @app.command()
@@ -110,7 +124,7 @@ def sft(config: ConfigFile, overrides: Overrides = None) -> None:
     """Build the base model and warm-start it on solver demonstrations, as `train` would do first."""
     with messages():
         settings, plugins = _open(config, overrides)
-        _quiet()
+        _settle()
         from grpo_runner.base_model import ensure_base
         from grpo_runner.session import find_environment
 
@@ -146,7 +160,7 @@ def evaluate(
         elif base_url or model:
             raise ConfigError("--base-url and --model are for --engine openai")
         settings, plugins = _open(run if run.is_file() else run / "config.toml", overrides)
-        _quiet()
+        _settle()
         from grpo_runner.main_job import run_evaluation
 
         lines = run_evaluation(run, settings, plugins, set_name=tasks, adapter=adapter, base=base, samples=samples, out=out)

@@ -106,6 +106,14 @@ class Train(Section):
     )
 
 
+class Learner(Section):
+    ranks: Positive = Field(1, description="processes that learn together; where torchrun starts them, its number counts")
+    frozen_base: Literal["replicate", "shard", "hybrid"] = Field(
+        "replicate",
+        description="frozen decoder weights of several ranks: whole on each, split over all, or over those of one machine",
+    )
+
+
 class Evaluation(Section):
     every: Positive = Field(description="steps between evaluations; the first and the last state are always evaluated")
     samples: Natural = Field(4, description="sampled episodes of each task, beside the greedy one")
@@ -133,6 +141,7 @@ class Config(Section):
     rollout: Rollout
     loss: Loss = Loss()
     train: Train
+    learner: Learner = Learner()
     evaluation: Evaluation
     checkpoint: Checkpoint = Checkpoint()
     export: Export = Export()
@@ -141,6 +150,8 @@ class Config(Section):
     def _fits_together(self) -> Config:
         if self.warm_start is not None and self.tasks.tuning is None:
             raise ValueError("warm_start needs tasks.tuning, the set that it is calibrated on")
+        if self.loss.scale != "std" and self.loss.estimator != "grpo":
+            raise ValueError(f"loss.scale = {self.loss.scale!r} is read by loss.estimator = 'grpo' only; remove one of them")
         if self.train.weights == "full" and self.loss.kl > 0:
             raise ValueError("loss.kl needs train.weights = 'lora': the reference is the model with its adapter off")
         if self.train.weights == "full" and self.train.verify == "measured":
@@ -158,6 +169,7 @@ MAY_CHANGE = (
     "evaluation",
     "checkpoint",
     "export",
+    "learner",
     "trackers",
     "train.verify",
 )

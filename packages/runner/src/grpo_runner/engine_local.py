@@ -76,9 +76,11 @@ class LocalEngine:
         fresh: list[_Question] = []
         grown: list[_Question] = []
         for (key, _), members in states.items():
-            kept = old.get(members[0].request.session) if self._keep else None
-            grows = kept is not None and kept.extends(key)
-            (grown if grows else fresh).append((members, kept if grows else None))
+            kept = old.get(members[0].request.session)
+            if kept is not None and kept.extends(key):
+                grown.append((members, kept))
+            else:
+                fresh.append((members, None))  # a session of that name may have begun anew
         for group in (fresh, grown):
             ordered = sorted(group, key=lambda item: len(item[0][0].request.prompt_ids))
             for start in range(0, len(ordered), ROWS):
@@ -125,8 +127,6 @@ class LocalEngine:
 
     def _answer(self, group: list[_Question]) -> None:
         """Prefill the distinct questions of a group, then decode; states that sampled the same tokens stay one row."""
-        if not group:
-            return
         cache, mask, after, hidden = self._prefill(group)
         if self._keep:
             for row, (members, _) in enumerate(group):
@@ -138,9 +138,8 @@ class LocalEngine:
             logits = torch.nn.functional.linear(hidden, self.policy.head).float()
             logits[:, self._banned] = -torch.inf
             if not self._keep:
-                self._said.update(
-                    {live[at].state: logits[row] for row, at in zip(*np.unique(owner, return_index=True), strict=True)}
-                )
+                firsts = zip(*np.unique(owner, return_index=True), strict=True)
+                self._said.take({live[at].state: logits[row] for row, at in firsts})
             places = {id(d): int(row) for d, row in zip(live, owner, strict=True)}
             live = self._sample(logits, owner, live)
             if not live:
@@ -230,7 +229,7 @@ class _Memo(dict[_State, torch.Tensor]):
         super().__init__()
         self._limit = limit_bytes
 
-    def update(self, rows: Mapping[_State, torch.Tensor]) -> None:  # type: ignore[override]
+    def take(self, rows: Mapping[_State, torch.Tensor]) -> None:
         for state, logits in rows.items():
             if (len(self) + 1) * logits.numel() * logits.element_size() > self._limit:
                 return

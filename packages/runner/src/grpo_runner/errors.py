@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from grpo_runner.attempts import Superseded
 from grpo_runner.config import ConfigError
+from grpo_runner.folders import UnknownSchemaError
+from grpo_runner.recovery import ConfigMismatchError, ForeignRunError, NothingWholeError
 from vismaze_hooks import DuplicateNameError, UnknownNameError
 
-USER_ERRORS = (ConfigError, DuplicateNameError, UnknownNameError, OSError)
+USER_ERRORS = (
+    ConfigError,
+    ConfigMismatchError,
+    DuplicateNameError,
+    ForeignRunError,
+    NothingWholeError,
+    OSError,
+    Superseded,
+    UnknownNameError,
+    UnknownSchemaError,
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -31,6 +31,12 @@ class Outcome:
     @property
     def rate(self) -> float:
         return self.solved / self.total
+
+
+def read_outcome(record: Mapping[str, Any]) -> Outcome:
+    """Return an outcome from what `asdict` and JSON made of it."""
+    low, high = record["interval"]
+    return Outcome(**{**record, "interval": (low, high)})
 
 
 def evaluate(

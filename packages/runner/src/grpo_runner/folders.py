@@ -201,6 +201,15 @@ def verify_folder(folder: Path, *, hashes: bool = True) -> Manifest:
     return manifest
 
 
+def is_committed(folder: Path, fields: Mapping[str, Any]) -> bool:
+    """Return whether a folder is exactly what was committed, and its manifest says these things among others."""
+    try:
+        found = verify_folder(folder).fields
+    except (DamagedFolderError, UnknownSchemaError):
+        return False
+    return all(name in found and found[name] == value for name, value in fields.items())
+
+
 def ring(parent: Path, keep: int) -> list[str]:
     """Delete all but the last `keep` `step_…` folders of `parent` in the order of their names; returns what went."""
     if keep < 1:

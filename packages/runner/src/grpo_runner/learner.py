@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
-from grpo_core import StepOutcome, guarded_step, kl_loss, merge_metrics, metric_means, policy_loss, set_lr, step_denominator
+from grpo_core import (
+    StepOutcome,
+    all_reduce_metrics,
+    balance_over_ranks,
+    guarded_step,
+    kl_loss,
+    merge_metrics,
+    metric_means,
+    policy_loss,
+    set_lr,
+    step_denominator,
+)
+from grpo_runner.agreement import Gap
 from grpo_runner.ledger import Sample
 from grpo_runner.policy import Policy
 from grpo_runner.scoring import Entry, Metrics, Scored, Scorer
+from grpo_runner.training_state import copied, read_state, training_state, write_state
+from grpo_runner.world import World
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,14 @@ class Batch:
     kept: torch.Tensor  # bool [samples]: False leaves a sample out of the loss and of its denominator
 
 
+@dataclass(frozen=True)
+class Share:
+    """This rank's part of some sequences; in one process that is all of them."""
+
+    entries: list[Entry]
+    filler: Entry | None  # what a rank scores, for nobody, while others have more to do; None: nobody has anything
+
+
 @dataclass
 class Plan:
     """One optimizer step, laid out."""
@@ -45,19 +67,40 @@ class Plan:
     advantages: torch.Tensor  # float [samples]
     kept: torch.Tensor  # bool [samples]
     denominator: torch.Tensor  # kept trained tokens
-    spoken: list[Entry]  # sequences that have a gradient
-    idle: list[Entry]  # the others; they still count in the denominator
+    spoken: Share  # sequences that have a gradient
+    idle: Share  # the others; they still count in the denominator
     old: list[torch.Tensor] | None = None  # log-probs before the first step, one [trained] per spoken entry
 
 
 class Learner:
-    """Holds the weights that are trained and their optimizer."""
+    """Holds the weights that are trained and their optimizer: all of it, or one rank's part."""
 
-    def __init__(self, policy: Policy, scorer: Scorer, *, weight_decay: float, max_norm: float) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        scorer: Scorer,
+        *,
+        weight_decay: float,
+        max_norm: float,
+        world: World | None = None,
+    ) -> None:
+        """
+        Args:
+            world: the ranks that learn together; each takes its share of every step, and all must be called alike.
+        """
         self.policy = policy
         self.scorer = scorer
-        self.optimizer = torch.optim.AdamW(policy.trained.values(), lr=0.0, weight_decay=weight_decay, betas=(0.9, 0.95))
+        self._world = world
+        self._group = world.control if world is not None else None
+        sharded = [p for p in policy.trained.values() if isinstance(p, DTensor)]
+        self._whole = [p for p in policy.trained.values() if not isinstance(p, DTensor)]
+        parts = [{"params": part} for part in (sharded, self._whole) if part]
+        self.optimizer = torch.optim.AdamW(parts, lr=0.0, weight_decay=weight_decay, betas=(0.9, 0.95))
         self._max_norm = max_norm
+
+    @property
+    def ranks(self) -> int:
+        return 1 if self._world is None else self._world.size
 
     def policy_step(
         self,
@@ -82,15 +125,18 @@ class Learner:
         gap = Gap()
         if len(plans) > 1:
             for plan in plans:
-                plan.old = self._score_now(plan, gap)
+                plan.old = self.score_now(plan, gap)
+            gap = gap.of_all(self._group)
             gap.check(verify)
         parts, outcomes = [], []
         for number, plan in enumerate(plans):
             parts.append(self.gradient(plan, loss, None if len(plans) > 1 or verify is None else gap))
             if len(plans) == 1:
+                gap = gap.of_all(self._group)
                 gap.check(verify)
             outcomes.append(self._step(lr(number)))
-        return metric_means(merge_metrics([*parts, gap.metrics()])) | {
+        metrics = all_reduce_metrics(merge_metrics(parts), self._group)
+        return metric_means(metrics | gap.metrics()) | {
             "optim/grad_norm": max(o.grad_norm for o in outcomes),
             "optim/skipped_steps": float(sum(o.skipped for o in outcomes)),
             "optim/lr": lr(len(plans) - 1),
@@ -107,51 +153,64 @@ class Learner:
         for entry in self.scorer.entries(samples):
             speaks = any(kept[u] and not (silent and advantages[u] == 0) for u in entry.uses)
             (spoken if speaks else idle).append(entry)
-        return Plan(samples, advantages, kept, step_denominator(float(tokens)), spoken, idle)
+        return Plan(samples, advantages, kept, step_denominator(float(tokens)), self._share(spoken), self._share(idle))
 
-    def _score_now(self, plan: Plan, gap: Gap) -> list[torch.Tensor]:
+    def _share(self, entries: list[Entry]) -> Share:
+        if self._world is None or not entries:
+            return Share(entries, None)
+        mine = balance_over_ranks([len(e.row.ids) for e in entries], self._world.size)[self._world.rank]
+        return Share([entries[n] for n in mine], replace(entries[0], uses=()))
+
+    def score_now(self, plan: Plan, gap: Gap) -> list[torch.Tensor]:
         """Return the current log-probs of the sequences with a gradient, in the very batches that train them."""
-        for entries in (plan.spoken, plan.idle):
-            scores = self.scorer.logprobs(entries)
-            for entry, logprobs in zip(entries, scores, strict=True):
-                gap.compare(entry, plan.samples, logprobs)
-            if entries is plan.spoken:
-                found = scores
+        found, _ = (self._compare(share, plan, gap) for share in (plan.spoken, plan.idle))
         return found
+
+    def _compare(self, share: Share, plan: Plan, gap: Gap) -> list[torch.Tensor]:
+        scores = self.scorer.logprobs(share.entries, filler=share.filler, group=self._group)
+        for entry, logprobs in zip(share.entries, scores, strict=True):
+            gap.compare(entry, plan.samples, logprobs)
+        return scores
 
     def gradient(self, plan: Plan, loss: LossSettings, gap: Gap | None) -> Metrics:
         """Leave the gradient of one optimizer step in `.grad`: token mean over all its kept tokens.
 
         Without old log-probs in the plan the current ones stand in for them, so that every ratio is exactly 1.
         """
-        if gap is not None:
-            for entry, logprobs in zip(plan.idle, self.scorer.logprobs(plan.idle), strict=True):
-                gap.compare(entry, plan.samples, logprobs)
-        old = {id(e): o for e, o in zip(plan.spoken, plan.old, strict=True)} if plan.old is not None else None
+        share = plan.spoken
+        reference: list[torch.Tensor] | None = None
+        if loss.kl:
+            with self._adapter_off():
+                reference = self.scorer.logprobs(share.entries, filler=share.filler, group=self._group)
+        places = {id(entry): n for n, entry in enumerate(share.entries)}
+
+        def of_uses(each: list[torch.Tensor] | None, entries: Sequence[Entry]) -> torch.Tensor | None:
+            return joined([each[places[id(e)]] for e in entries for _ in e.uses]) if each is not None else None
 
         def loss_of(scored: Scored, entries: Sequence[Entry]) -> tuple[torch.Tensor, Metrics]:
-            if gap is not None:
-                for entry, logprobs in zip(entries, scored.each, strict=True):
-                    gap.compare(entry, plan.samples, logprobs)
-            before = scored.logprobs.detach()
-            if old is not None:
-                before = torch.cat([old[id(e)] for e in entries for _ in e.uses])
-            return self._loss(scored, entries, before, plan, loss)
+            return self._loss(scored, of_uses(plan.old, entries), of_uses(reference, entries), plan, loss)
 
-        return self.scorer.backward(plan.spoken, loss_of, entropy=True)
+        metrics, scores = self.scorer.backward(share.entries, loss_of, entropy=True, filler=share.filler, group=self._group)
+        if self._group is not None and share.filler is not None:
+            sum_gradients(self._whole, self._group)
+        if gap is not None:
+            for entry, logprobs in zip(share.entries, scores, strict=True):
+                gap.compare(entry, plan.samples, logprobs)
+            self._compare(plan.idle, plan, gap)
+        return metrics
 
     def _loss(
         self,
         scored: Scored,
-        entries: Sequence[Entry],
-        before: torch.Tensor,
+        old: torch.Tensor | None,
+        reference: torch.Tensor | None,
         plan: Plan,
         loss: LossSettings,
     ) -> tuple[torch.Tensor, Metrics]:
         mask, denominator = plan.kept[scored.use], plan.denominator
         value, metrics = policy_loss(
             scored.logprobs,
-            before,
+            old if old is not None else scored.logprobs.detach(),
             plan.advantages[scored.use],
             mask,
             denominator=denominator,
@@ -163,11 +222,8 @@ class Learner:
         )
         if loss.entropy and scored.entropy is not None:
             value = value - loss.entropy * torch.where(mask, scored.entropy, 0.0).sum() / denominator
-        if loss.kl:
-            with self._adapter_off():
-                reference = self.scorer.logprobs(entries)
-            spread = torch.cat([r for r, e in zip(reference, entries, strict=True) for _ in e.uses])
-            extra, more = kl_loss(scored.logprobs, spread, mask, denominator=denominator, kind="k3")
+        if reference is not None:
+            extra, more = kl_loss(scored.logprobs, reference, mask, denominator=denominator, kind="k3")
             value, metrics = value + loss.kl * extra, metrics | more
         return value, metrics
 
@@ -179,7 +235,7 @@ class Learner:
             value = -scored.logprobs.sum() / denominator
             return value, {"sft/loss": value.detach()}
 
-        metrics = self.scorer.backward(self.scorer.entries(samples), loss_of, entropy=False)
+        metrics, _ = self.scorer.backward(self.scorer.entries(samples), loss_of, entropy=False)
         return {name: float(v) for name, v in metrics.items()} | {"optim/grad_norm": self._step(lr).grad_norm}
 
     def _step(self, lr: float) -> StepOutcome:
@@ -189,72 +245,55 @@ class Learner:
     def _adapter_off(self) -> AbstractContextManager[None]:
         return self.policy.peft.disable_adapter() if self.policy.peft is not None else nullcontext()
 
-    def save(self, folder: Path) -> None:
-        """Write the trainable weights and the optimizer's state as safetensors."""
-        save_file({n: p.detach().contiguous() for n, p in self.policy.trained.items()}, folder / "weights.safetensors")
-        state = self.optimizer.state_dict()["state"]
-        names = list(self.policy.trained)
-        flat = {f"{names[i]}|{key}": value.contiguous() for i, values in state.items() for key, value in values.items()}
-        save_file(flat, folder / "optimizer.safetensors")
+    def score(self, samples: Sequence[Sample], *, adapter: bool = True) -> list[torch.Tensor]:
+        """Return the log-probs of each sample's trained tokens, with the adapter or without: one [trained] each, on the CPU."""
+        entries = self.scorer.entries(samples)
+        with nullcontext() if adapter else self._adapter_off():
+            scores = self.scorer.logprobs(entries)
+        found = {use: score.cpu() for entry, score in zip(entries, scores, strict=True) for use in entry.uses}
+        return [found[number] for number in range(len(samples))]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return every trained weight whole, by name. Without ranks these are the weights themselves, no copy."""
+        return {name: whole(parameter.detach()) for name, parameter in self.policy.trained.items()}
+
+    def close(self) -> None:
+        """Nothing has to be ended in one process."""
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy weights and optimizer state; what is returned writes the copy into a folder, also while training goes on.
+
+        With ranks all of them must write, each its own part.
+        """
+        state = copied(training_state(self.policy.trained, self.optimizer))
+        group = self._world.saving if self._world is not None else None
+        return lambda folder: write_state(folder, state, group)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote.
+        """Read what a snapshot wrote, on whatever number of ranks.
 
         Raises:
             ValueError: the folder's weights are not those that are trained here.
         """
-        weights = load_file(folder / "weights.safetensors")
-        if weights.keys() != self.policy.trained.keys():
-            odd = sorted(weights.keys() ^ self.policy.trained.keys())[:3]
-            raise ValueError(f"{folder}: its trainable weights are not those of this configuration (such as {odd})")
-        with torch.no_grad():
-            for name, parameter in self.policy.trained.items():
-                parameter.copy_(weights[name])
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        numbers = {name: i for i, name in enumerate(self.policy.trained)}
-        for name, value in load_file(folder / "optimizer.safetensors").items():
-            parameter_name, _, key = name.rpartition("|")
-            state.setdefault(numbers[parameter_name], {})[key] = value
-        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        read_state(folder, self.policy.trained, self.optimizer, self._group)
 
 
-class DisagreementError(RuntimeError):
-    """The sampler's and the learner's log-probs of the same tokens differ by too much to train on."""
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Gather a sharded tensor; others are returned as they are. All ranks must call alike."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-class Gap:
-    """The largest and the mean difference between the sampler's and the learner's log-prob of a token."""
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenate; nothing gives an empty tensor."""
+    return torch.cat(list(parts)) if parts else torch.zeros(0)
 
-    def __init__(self) -> None:
-        self.largest, self.total, self.tokens, self.where = 0.0, 0.0, 0, "no token"
 
-    def compare(self, entry: Entry, samples: Sequence[Sample], logprobs: torch.Tensor) -> None:
-        for use in entry.uses:
-            self._add(samples[use], logprobs)
-
-    def _add(self, sample: Sample, logprobs: torch.Tensor) -> None:
-        difference = np.abs(sample.sampler_logprobs - logprobs.double().numpy())
-        self.total += float(difference.sum())
-        self.tokens += len(difference)
-        if len(difference) and not difference.max() <= self.largest:  # not <=: a NaN counts as the largest
-            self.largest = float(difference.max())
-            self.where = f"trajectory {sample.trajectory}, trained token {int(difference.argmax())}"
-
-    def check(self, limit: float | None) -> None:
-        """
-        Raises:
-            DisagreementError: the largest difference is above the limit, or not a number.
-        """
-        if limit is not None and not self.largest <= limit:
-            raise DisagreementError(
-                f"sampler and learner disagree by {self.largest:.3g} on the log-prob of a token ({self.where}); "
-                f"train.verify allows {limit:g}. The engine does not hold the weights that are trained, or it sees other "
-                "tokens or pictures."
-            )
-
-    def metrics(self) -> Metrics:
-        return {
-            "agreement/logprob_gap_max": torch.tensor(self.largest),
-            "agreement/logprob_gap_sum": torch.tensor(self.total),
-            "agreement/tokens": torch.tensor(float(self.tokens)),
-        }
+def sum_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Sum over ranks the gradients of weights that every rank holds whole; one that a rank lacks counts as 0."""
+    there = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
+    dist.all_reduce(there, op=dist.ReduceOp.MAX, group=group)
+    for parameter, anywhere in zip(parameters, there.tolist(), strict=True):
+        if anywhere:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)

@@ -9,49 +9,58 @@ from typing import Any
 
 import numpy as np
 
+from grpo_runner import launch
 from grpo_runner.adapters import AdapterError, check_fits, linear_places, read_adapter
 from grpo_runner.config import Config, ConfigError, config_hash
 from grpo_runner.evaluate import Outcome, evaluate, outcome, resumable
+from grpo_runner.identity import versions
 from grpo_runner.policy import TARGETS, digest, load_processors
+from grpo_runner.ranks import lora_of
 from grpo_runner.report import write_report
 from grpo_runner.rollout import Rollouts
-from grpo_runner.session import (
-    Session,
-    find_environment,
-    fixed_set,
-    lora_of,
-    make_engine,
-    open_session,
-    play_settings,
-    versions,
-)
+from grpo_runner.session import Session, find_environment, fixed_set, make_engine, open_session, play_settings
+from grpo_runner.stopping import Stop, Stopped
 from grpo_runner.train import train
 from vismaze_hooks import CountingEngine, EnvironmentOffer, Plugins, Task
 from vismaze_hooks.text import make_text_environment
 
 
 def run_training(config: Config, plugins: Plugins, tell: Callable[[str], None]) -> list[str]:
-    """Train, write summary and report; return the outcome in three lines."""
-    session = open_session(config, plugins, tell)
-    run = session.run
-    run.event("run_started", config_hash=config_hash(config), base_model=session.base["identity"], versions=versions())
-    for problem in plugins.emit("vismaze_run_started", config=config.model_dump(mode="json")):
-        run.event("listener_failed", **asdict(problem))
-    error: BaseException | None = None
-    try:
-        first, last = train(session, tell)
-        run.summary(summarise(session, first, last))
-        with run.phase("report"):
-            page = make_report(run.path, config, plugins)
-    except BaseException as caught:
-        error = caught
-        run.event(
-            "run_failed" if isinstance(caught, Exception) else "run_interrupted", error=f"{type(caught).__name__}: {caught}"
-        )
-        raise
-    finally:
-        plugins.emit("vismaze_run_finished", step=session.version, error=error)
-        session.close()
+    """Train, write summary and report; return the outcome in three lines (none in a process that torchrun made another rank).
+
+    Raises:
+        Stopped: a signal came; the run stands at the end of a step, and that is saved.
+    """
+    if launch.follows():
+        launch.follow(config)
+        return []
+    with Stop() as stop:
+        with stop.abandons():
+            session = open_session(config, plugins, tell, stop)
+        run = session.run
+        run.event("run_started", config_hash=config_hash(config), base_model=session.base["identity"], versions=versions())
+        for problem in plugins.emit("vismaze_run_started", config=config.model_dump(mode="json")):
+            run.event("listener_failed", **asdict(problem))
+        error: BaseException | None = None
+        try:
+            first, last = train(session, tell)
+            run.summary(summarise(session, first, last))
+            with run.phase("report"):
+                page = make_report(run.path, config, plugins)
+        except Stopped as caught:
+            error = caught
+            saved = session.leave()
+            run.event("run_stopped", signal=str(caught), step=session.step, saved=saved)
+            tell(f"{caught} after step {session.step}; the checkpoint of step {saved} stands")
+            raise
+        except BaseException as caught:
+            error = caught
+            name = "run_failed" if isinstance(caught, Exception) else "run_interrupted"
+            run.event(name, error=f"{type(caught).__name__}: {caught}")
+            raise
+        finally:
+            plugins.emit("vismaze_run_finished", step=session.version, error=error)
+            session.close()
     run.event("run_finished", step=config.run.steps, seconds=round(sum(session.seconds().values()), 1))
     return [
         f"start: {_line(first)}",
@@ -76,7 +85,11 @@ def summarise(session: Session, first: Outcome, last: Outcome) -> dict[str, Any]
         "set": {"name": config.tasks.evaluation, "tasks": [t.content_hash for t in session.fixed]},
         "steps": config.run.steps,
         "seeds": {"run": config.run.seed, "warm_start": config.warm_start.seed if config.warm_start else None},
-        "hashes": {"config": config_hash(config), "base_model": session.base["identity"], "weights": digest(session.policy)},
+        "hashes": {
+            "config": config_hash(config),
+            "base_model": session.base["identity"],
+            "weights": digest(session.policy, session.learner.weights()),
+        },
         "wall_seconds": {**seconds, "total": round(sum(seconds.values()), 3)},
         "versions": versions(),
         "config": config.model_dump(mode="json"),

@@ -12,6 +12,7 @@ import torch
 from transformers import AttentionInterface
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
+from grpo_runner.lanes import side_by_side
 from vismaze_hooks import Image
 
 
@@ -68,6 +69,7 @@ class FeatureTable:
     rows: torch.Tensor  # [visual tokens, 1 + deepstack levels, hidden]
     starts: dict[str, int]  # picture sha256 -> first row
     counts: dict[str, int]  # picture sha256 -> visual tokens
+    parts: Sequence[torch.Tensor] = ()  # the rows by pass of the vision tower, with their graphs
 
     def of(self, sha: str) -> torch.Tensor:
         """Return the rows of one picture."""
@@ -107,7 +109,7 @@ class FeatureCache:
         parts = [self._kept[sha] for sha in wanted]
         while self._tokens > self._limit and self._kept:
             self._tokens -= len(self._kept.popitem(last=False)[1])
-        return _table(wanted, parts)
+        return _table(list(wanted), [len(p) for p in parts], parts)
 
     def clear(self) -> None:
         """Forget everything: the tower's weights have changed."""
@@ -117,20 +119,20 @@ class FeatureCache:
 
 def encode_images(visual: torch.nn.Module, store: PatchStore, images: Sequence[Image], merge: int) -> FeatureTable:
     """Encode distinct pictures; with a graph if gradients are on."""
-    patches = store.get(images)
-    counts = [p.grid[0] * p.grid[1] * p.grid[2] // merge**2 for p in patches]
-    rows = encode(visual, patches) if images else torch.zeros(0)
-    return FeatureTable(rows, *_places([i.sha256 for i in images], counts))
+    patches = dict(zip((i.sha256 for i in images), store.get(images), strict=True))
+    order = sorted(patches, key=lambda sha: patches[sha].grid)  # stable: one size after the other
+    parts = encode(visual, [patches[sha] for sha in order])
+    return _table(order, [_tokens(patches[sha], merge) for sha in order], parts)
 
 
-def _table(shas: Iterable[str], parts: Sequence[torch.Tensor]) -> FeatureTable:
-    rows = torch.cat(list(parts)) if parts else torch.zeros(0)
-    return FeatureTable(rows, *_places(list(shas), [len(p) for p in parts]))
+def _tokens(patches: Patches, merge: int) -> int:
+    return patches.grid[0] * patches.grid[1] * patches.grid[2] // merge**2
 
 
-def _places(shas: Sequence[str], counts: Sequence[int]) -> tuple[dict[str, int], dict[str, int]]:
+def _table(shas: Sequence[str], counts: Sequence[int], parts: Sequence[torch.Tensor]) -> FeatureTable:
     starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
-    return dict(zip(shas, starts, strict=False)), dict(zip(shas, counts, strict=True))
+    rows = torch.cat(list(parts)) if parts else torch.zeros(0)
+    return FeatureTable(rows, dict(zip(shas, starts, strict=False)), dict(zip(shas, counts, strict=True)), parts)
 
 
 def _equal_images(module, query, key, value, attention_mask, scaling, image_tokens, **_):  # type: ignore[no-untyped-def]
@@ -150,23 +152,25 @@ def _equal_images(module, query, key, value, attention_mask, scaling, image_toke
 AttentionInterface.register("equal_images", _equal_images)
 
 
-def encode(visual: torch.nn.Module, patches: Sequence[Patches], *, chunk_patches: int = 4_000) -> torch.Tensor:
-    """Run the vision tower over pictures.
+def encode(visual: torch.nn.Module, patches: Sequence[Patches], *, chunk_patches: int = 2_000) -> list[torch.Tensor]:
+    """Run the vision tower over pictures, those of one size (side by side) together.
+
+    Args:
+        patches: neighbours of equal size share a pass.
+        chunk_patches: patches of a pass.
 
     Returns:
-        float [visual tokens of all pictures in order, 1 + deepstack levels, hidden]
+        One float [visual tokens, 1 + deepstack levels, hidden] a pass, in order.
     """
-    order: dict[tuple[int, int, int], list[int]] = {}
-    for number, patch in enumerate(patches):
-        order.setdefault(patch.grid, []).append(number)
-    parts: dict[int, torch.Tensor] = {}
-    for grid, numbers in order.items():
-        size = max(1, chunk_patches // (grid[1] * grid[2]))
-        for start in range(0, len(numbers), size):
-            chunk = numbers[start : start + size]
-            features = _encode_equal(visual, torch.cat([patches[n].values for n in chunk]), grid, len(chunk))
-            parts.update(zip(chunk, features, strict=True))
-    return torch.cat([parts[n] for n in range(len(patches))])
+    passes: list[tuple[tuple[int, int, int], list[torch.Tensor]]] = []
+    for patch in patches:
+        full = (
+            not passes or passes[-1][0] != patch.grid or len(passes[-1][1]) >= chunk_patches // (patch.grid[1] * patch.grid[2])
+        )
+        if full:
+            passes.append((patch.grid, []))
+        passes[-1][1].append(patch.values)
+    return side_by_side(lambda one: _encode_equal(visual, torch.cat(one[1]), one[0], len(one[1])), passes)
 
 
 def _encode_equal(visual, values: torch.Tensor, grid: tuple[int, int, int], count: int) -> torch.Tensor:  # type: ignore[no-untyped-def]
@@ -194,4 +198,4 @@ def _encode_equal(visual, values: torch.Tensor, grid: tuple[int, int, int], coun
         **extra,
     )
     levels = [out.pooler_output, *out.deepstack_features]
-    return torch.stack([level.view(count, tokens // merge**2, -1) for level in levels], dim=2)
+    return torch.stack([level.view(count * tokens // merge**2, -1) for level in levels], dim=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -214,21 +214,27 @@ def collate(rows: Sequence[Row], pad_id: int) -> TextBatch:
     return TextBatch(torch.from_numpy(ids), torch.from_numpy(mask), torch.from_numpy(positions))
 
 
-def save_weights(policy: Policy, folder: Path) -> None:
-    """Write the trainable weights: a plain PEFT adapter folder with LoRA, a model folder without."""
+def save_weights(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Write the trainable weights: a plain PEFT adapter folder with LoRA, a model folder without.
+
+    Args:
+        weights: the whole weights by name, where the policy itself holds a rank's part of them; default: the policy's own.
+    """
     if policy.peft is not None:
-        policy.peft.save_pretrained(folder)
+        whole = {f"base_model.model.{n}": w.cpu() for n, w in weights.items()} if weights is not None else None
+        policy.peft.save_pretrained(folder, state_dict=whole)
         config = json.loads((folder / "adapter_config.json").read_text())
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     else:
-        policy.core.save_pretrained(folder)
+        policy.core.save_pretrained(folder, state_dict={**policy.core.state_dict(), **weights} if weights is not None else None)
 
 
-def digest(policy: Policy) -> str:
-    """Return the sha256 of the trainable weights, by name, shape and bytes."""
+def digest(policy: Policy, weights: Mapping[str, torch.Tensor] | None = None) -> str:
+    """Return the sha256 of the trainable weights, by name, shape and bytes; `weights` as in `save_weights`."""
+    trained = policy.trained if weights is None else weights
     total = hashlib.sha256()
-    for name in sorted(policy.trained):
-        tensor = policy.trained[name].detach().contiguous().cpu()
+    for name in sorted(trained):
+        tensor = trained[name].detach().contiguous().cpu()
         total.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
         total.update(tensor.view(torch.uint8).numpy().data)
     return total.hexdigest()

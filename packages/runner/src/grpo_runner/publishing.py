@@ -7,8 +7,8 @@ scores the very tokens that were sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,11 +16,10 @@ import numpy as np
 import torch
 
 from grpo_runner.adapters import check_same, read_adapter
-from grpo_runner.checkpoints import commit_folder, ring
+from grpo_runner.learner import Learner
 from grpo_runner.ledger import Sample
 from grpo_runner.pictures import identify
-from grpo_runner.policy import Policy, save_weights
-from grpo_runner.scoring import Scorer
+from grpo_runner.ranks import Team
 from vismaze_hooks import Completion, Engine, ReleasingEngine, Request
 
 ROUNDING = 0.5  # a log-prob gap that no rounding of numbers explains
@@ -44,14 +43,15 @@ class Gap:
 class Canary:
     """Fixed questions that trainer and engine must answer with the same log-probs."""
 
-    def __init__(self, scorer: Scorer, requests: Sequence[Request], tolerance: float | None) -> None:
+    def __init__(self, learner: Learner | Team, requests: Sequence[Request], tolerance: float | None) -> None:
         """
         Args:
+            learner: scores what the engine sampled.
             requests: with pictures, long enough to fill a block of the engine's cache.
             tolerance: largest allowed difference; None: three times what `measure` finds without an adapter.
         """
         self.tolerance = tolerance
-        self._scorer = scorer
+        self._learner = learner
         self._requests = list(requests)
 
     def measure(self, engine: Engine) -> float:
@@ -117,16 +117,11 @@ class Canary:
         """
         asked = [_blinded(r) for r in self._requests] if blind else self._requests
         samples = [_sample(n, r, c) for n, (r, c) in enumerate(zip(asked, completions, strict=True))]
-        entries = self._scorer.entries(samples)
-        peft = self._scorer.policy.peft
-        with peft.disable_adapter() if peft is not None and not adapter else nullcontext():
-            scores = self._scorer.logprobs(entries)
         found = Gap(0.0, "no token")
-        for entry, logprobs in zip(entries, scores, strict=True):
-            for use in entry.uses:
-                differences = np.abs(samples[use].sampler_logprobs - logprobs.double().cpu().numpy())
-                if not differences.max() <= found.largest:
-                    found = Gap(float(differences.max()), f"question {use}, token {int(differences.argmax())}")
+        for number, logprobs in enumerate(self._learner.score(samples, adapter=adapter)):
+            differences = np.abs(samples[number].sampler_logprobs - logprobs.double().numpy())
+            if not differences.max() <= found.largest:
+                found = Gap(float(differences.max()), f"question {number}, token {int(differences.argmax())}")
         return found
 
     def _inputs(self, answers: Sequence[Completion], tolerance: float) -> str:
@@ -174,30 +169,31 @@ def lent(engine: Engine, phase: Callable[[str], AbstractContextManager[None]]) -
         engine.wake()
 
 
-def trained_halves(policy: Policy) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the LoRA matrices in training: module -> A [rank, in], B [out, rank]."""
+def trained_halves(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the LoRA matrices among trained weights: module -> A [rank, in], B [out, rank]. Empty without LoRA."""
     found: dict[str, dict[str, torch.Tensor]] = {}
-    for name, parameter in policy.trained.items():
-        module, _, rest = name.rpartition(".lora_")
-        found.setdefault(module, {})[rest[0]] = parameter.detach()
+    for name, weight in weights.items():
+        module, lora, rest = name.rpartition(".lora_")
+        if lora:
+            found.setdefault(module, {})[rest[0]] = weight.detach()
     return {module: (halves["A"], halves["B"]) for module, halves in found.items()}
 
 
-def publish_weights(
-    policy: Policy, engine: Engine, canary: Canary | None, parent: Path, name: str, version: int
+def publish_proved(
+    engine: Engine, canary: Canary | None, folder: Path, weights: Mapping[str, torch.Tensor], *, version: int
 ) -> dict[str, float]:
-    """Write the weights below `parent` (three versions stay there), load them into the engine and prove it. Returns metrics.
+    """Load a committed folder into the engine and prove it. Returns metrics.
+
+    Args:
+        weights: those in training, whole, by name.
 
     Raises:
-        AdapterError: the file does not hold the weights in training.
+        AdapterError: the folder does not hold the weights in training.
         CanaryError: trainer and engine disagree.
         Whatever the engine raises when it does not hold what it was given.
     """
-    folder = parent / name
-    if not folder.exists():
-        commit_folder(parent, name, lambda f: save_weights(policy, f), manifest={"step": version})
-    if policy.peft is not None:
-        check_same(read_adapter(folder), trained_halves(policy), folder)
+    halves = trained_halves(weights)
+    if halves:
+        check_same(read_adapter(folder), halves, folder)
     engine.publish(folder, version)
-    ring(parent, 3)
     return canary.check(engine, version) if canary is not None else {}

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from grpo_core import accumulate_gradients, token_budget_batches, token_logprobs
+from grpo_runner.lanes import pool, side_by_side
 from grpo_runner.ledger import Sample
 from grpo_runner.pictures import FeatureCache, FeatureTable, encode_images
 from grpo_runner.policy import Policy, Processors, Row, RowBuilder, collate
@@ -75,16 +77,29 @@ class Scorer:
         return Entry(row, sample, places, row.ids[places], uses)
 
     @torch.no_grad()
-    def logprobs(self, entries: Sequence[Entry]) -> list[torch.Tensor]:
-        """Return the log-probs of each entry's trained tokens, without a graph: one [trained] per entry."""
-        if not entries:
+    def logprobs(
+        self, entries: Sequence[Entry], *, filler: Entry | None = None, group: dist.ProcessGroup | None = None
+    ) -> list[torch.Tensor]:
+        """Return the log-probs of each entry's trained tokens, without a graph: one [trained] per entry.
+
+        Args:
+            filler: scored in vain for as long as another rank of `group` has more to score; ranks pass together.
+        """
+        if not entries and filler is None:
             return []
-        table = self._table(entries)
-        found: dict[int, torch.Tensor] = {}
-        for batch in self._batches(entries):
-            scored = self._score([entries[n] for n in batch], table, entropy=False)
-            found.update(zip(batch, scored.each, strict=True))
-        return [found[n] for n in range(len(entries))]
+        table, batches = self._table([*entries, filler] if filler is not None else entries), self._batches(entries)
+
+        def score(batch: list[int]) -> list[torch.Tensor]:
+            return self._score([entries[n] for n in batch], table, entropy=False).each
+
+        if filler is None:
+            return _in_order(batches, side_by_side(score, batches))
+        scores = [score(batch) for batch in batches]  # ranks pass together, one micro-batch after the other
+        most = torch.tensor(len(batches))
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+        for _ in range(int(most) - len(batches)):
+            self._score([filler], table, entropy=False)
+        return _in_order(batches, scores)
 
     def backward(
         self,
@@ -92,28 +107,49 @@ class Scorer:
         loss_of: Callable[[Scored, Sequence[Entry]], tuple[torch.Tensor, Metrics]],
         *,
         entropy: bool,
-    ) -> Metrics:
+        filler: Entry | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> tuple[Metrics, list[torch.Tensor]]:
         """Accumulate the gradients of a loss over all entries, micro-batch by micro-batch.
 
         Each distinct picture passes the vision tower once, forth and back: the features are a leaf while the
         micro-batches run, and their summed gradient then goes through the tower in one backward pass. So the cost of
         the pictures depends neither on how many sequences show them nor on the number of micro-batches.
+
+        Args:
+            loss_of: called for each micro-batch, from several threads where there are lanes.
+            filler: an entry without uses, passed for as long as another rank of `group` has more micro-batches.
+            group: ranks whose gradients are summed afterwards.
+
+        Returns:
+            Metrics, merged; and the log-probs of each entry's trained tokens: one [trained] per entry.
         """
-        if not entries:
-            return {}
-        table = self._table(entries)
-        leaf = table
-        if table.rows.requires_grad:
-            leaf = FeatureTable(table.rows.detach().requires_grad_(), table.starts, table.counts)
+        if not entries and filler is None:
+            return {}, []
+        shown, batches = [*entries, *([filler] if filler is not None else [])], self._batches(entries)
+        parts = [*batches, [len(entries)]]  # the last one is the filler
+        table = self._table(shown)
+        leaf = FeatureTable(table.rows.detach().requires_grad_(table.rows.requires_grad), table.starts, table.counts)
+        scores: list[Sequence[torch.Tensor]] = [()] * len(parts)
 
-        def one(batch: list[int]) -> tuple[torch.Tensor, Metrics]:
-            members = [entries[n] for n in batch]
-            return loss_of(self._score(members, leaf, entropy=entropy), members)
+        def one(number: int) -> tuple[torch.Tensor, Metrics]:
+            members = [shown[n] for n in parts[number]]
+            scored = self._score(members, leaf, entropy=entropy)
+            scores[number] = scored.each
+            return loss_of(scored, members)
 
-        metrics = accumulate_gradients(self._batches(entries), one)
-        if leaf is not table and leaf.rows.grad is not None:
-            table.rows.backward(leaf.rows.grad)
-        return metrics
+        numbers = range(len(batches))
+        if filler is not None:  # ranks pass together, one micro-batch after the other
+            metrics = accumulate_gradients(numbers, one, filler=len(batches), group=group, reduction="sum")
+        else:
+            inputs = [*self.policy.trained.values(), *([leaf.rows] if leaf.rows.requires_grad else [])]
+            metrics = accumulate_gradients(numbers, one, inputs=inputs, pool=pool())
+        if leaf.rows.grad is not None:
+            gradients = leaf.rows.grad.split([len(part) for part in table.parts])
+            passes = list(zip(table.parts, gradients, strict=True))
+            vision = [p for n, p in self.policy.trained.items() if ".visual." in f".{n}"]
+            accumulate_gradients(passes, lambda one: ((one[0] * one[1]).sum(), {}), inputs=vision, pool=pool())
+        return metrics, _in_order(batches, scores[: len(batches)])
 
     def _batches(self, entries: Sequence[Entry]) -> list[list[int]]:
         return token_budget_batches([len(e.row.ids) for e in entries], self._budget, layout="padded")
@@ -143,7 +179,14 @@ class Scorer:
             with_entropy=entropy,
         )
         starts = np.cumsum([0, *counts])
-        spread = torch.cat([torch.arange(s, s + n) for s, n, e in zip(starts, counts, batch, strict=False) for _ in e.uses])
-        use = torch.cat([torch.full((len(e.places),), u) for e in batch for u in e.uses])
+        none = torch.zeros(0, dtype=torch.long)  # of a filler, that has no uses
+        places = [torch.arange(s, s + n) for s, n in zip(starts, counts, strict=False)]
+        spread = torch.cat([none, *(p for p, e in zip(places, batch, strict=True) for _ in e.uses)])
+        use = torch.cat([none, *(torch.full((len(e.places),), u) for e in batch for u in e.uses)])
         entropies = entropies.index_select(0, spread) if entropies is not None else None
         return Scored(logprobs.index_select(0, spread), entropies, use, list(torch.split(logprobs.detach(), counts)))
+
+
+def _in_order(batches: Sequence[list[int]], scores: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    found = {n: score for batch, each in zip(batches, scores, strict=True) for n, score in zip(batch, each, strict=True)}
+    return [found[n] for n in range(len(found))]

@@ -19,7 +19,7 @@ from types import FrameType
 from grpo_runner.adapters import AdapterError, read_adapter
 from grpo_runner.config import Config, ConfigError
 from grpo_runner.evaluate import outcome, read_evaluation
-from grpo_runner.session import lora_of
+from grpo_runner.ranks import lora_of
 from grpo_runner.vllm_link import ENVIRONMENT
 from grpo_runner.vllm_options import RANKS, check_installed
 

@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import platform
-import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from grpo_core import LRSchedule
-from grpo_runner.attempts import next_attempt
+from grpo_runner.attempts import fence, next_attempt
 from grpo_runner.base_model import ensure_base
-from grpo_runner.checkpoints import CheckpointStore
-from grpo_runner.config import MAY_CHANGE, Config, ConfigError, config_hash, flat
-from grpo_runner.files import write_atomic
+from grpo_runner.checkpoints import CheckpointStore, commit_folder, sweep
+from grpo_runner.config import MAY_CHANGE, Config, ConfigError, config_hash
+from grpo_runner.evaluate import Outcome, read_outcome
+from grpo_runner.identity import run_identity, versions
+from grpo_runner.launch import lead
 from grpo_runner.learner import Learner
-from grpo_runner.pictures import FeatureCache
-from grpo_runner.policy import Lora, Policy, load_processors, shared_features
+from grpo_runner.policy import Policy, load_processors
 from grpo_runner.publishing import Canary
+from grpo_runner.ranks import Team, lora_of
 from grpo_runner.rollout import Rollouts, RolloutSettings
 from grpo_runner.runs import RunFolder
-from grpo_runner.scoring import Scorer
 from grpo_runner.seeds import derive_seed
+from grpo_runner.stopping import Stop
 from vismaze_hooks import CheckpointBackend, Engine, EnvironmentOffer, Plugins, Task, Tracker
 from vismaze_hooks.names import pick
 from vismaze_hooks.text import make_text_environment
-
-VERSIONED = (
-    "vismaze-hooks",
-    "mazeenv",
-    "grpo-core",
-    "grpo-runner",
-    "torch",
-    "transformers",
-    "peft",
-    "gymnasium",
-    "numpy",
-    "pillow",
-)
 
 
 @dataclass
@@ -57,44 +41,86 @@ class Session:
     fixed: tuple[Task, ...]
     base: Mapping[str, Any]
     policy: Policy
-    learner: Learner
+    learner: Learner | Team
     engine: Engine
     rollouts: Rollouts
     play: RolloutSettings
     schedule: LRSchedule
     store: CheckpointStore
-    trackers: list[Tracker]
+    trackers: Mapping[str, Tracker]
+    run_id: str
+    stop: Stop
     canary: Canary | None = None
     version: int = 0
-    before: float = 0.0  # wall seconds of earlier attempts, by what the checkpoint says
-    phases_before: Mapping[str, float] | None = None
+    step: int = 0  # finished steps; outside of an update, what is in memory stands there
+    evaluations: dict[int, Outcome] = field(default_factory=dict)  # by step, of all attempts
+    seconds_before: Mapping[str, float] = field(default_factory=dict)  # wall seconds by phase of earlier attempts
 
     def resume(self) -> int:
         """Load the newest whole checkpoint; return the step it stands at, 0 at the beginning."""
-        found = self.store.load(lambda folder, meta: self.learner.load(folder))
-        step = found[1].step if found else 0
+        found = self.store.load(lambda folder, meta: self.learner.load(folder), may_change=MAY_CHANGE)
         if found:
-            self.phases_before = found[1].meta["seconds"]
-            self.run.event("resumed", step=step)
-        dropped = self.run.forget_after(step)
+            self.step = found[1].step
+            meta = found[1].meta
+            self.seconds_before = meta["seconds"]
+            self.evaluations = {int(step): read_outcome(record) for step, record in meta["evaluations"].items()}
+            self.run.event("resumed", step=self.step, world=self.world(), written_by=meta["world"])
+        dropped = self.run.forget_after(self.step)
         if dropped:
-            self.run.event("metrics_dropped", lines=dropped, after_step=step)
-        return step
+            self.run.event("metrics_dropped", lines=dropped, after_step=self.step)
+        return self.step
 
-    def checkpoint(self, step: int, score: float | None) -> None:
-        """Commit the trainable weights, the optimizer and the position."""
-        meta = {"seconds": self.seconds(), "base_model": self.base["identity"], "versions": versions()}
-        self.store.save(step, self.learner.save, meta, score=score)
+    def checkpoint(self) -> None:
+        """Commit weights, optimizer and position in the background, one save at a time; a failure is told and counted."""
+        self.store.wait()  # before the copy is made, so that never two of them lie in memory
+        found = self.evaluations.get(self.step)
+        self.store.save_async(self.step, self.learner.snapshot(), self.position(), found.rate if found else None)
+
+    def position(self) -> dict[str, Any]:
+        """Return what a checkpoint says beside the tensors, the run, the configuration and its hash.
+
+        There is no generator's state: every draw is a function of the run seed and its coordinates.
+        """
+        train, tasks = self.config.train, self.config.rollout.tasks
+        updates = self.step * train.minibatches
+        return {
+            "policy_version": self.version,
+            "seed": self.config.run.seed,
+            "tasks_drawn": self.step * tasks,
+            "schedule": {"updates": updates, "next_lr": self.schedule.lr_at(updates)},
+            "evaluations": {str(step): asdict(found) for step, found in self.evaluations.items()},
+            "trackers": dict.fromkeys(self.trackers, self.run_id),  # each is given this id at every start
+            "base_model": self.base["identity"],
+            "versions": versions(),
+            "world": self.world(),
+            "seconds": self.seconds(),
+        }
+
+    def world(self) -> dict[str, Any]:
+        """Return how the learner's work and state are laid out."""
+        return {"ranks": self.learner.ranks, "frozen_base": self.config.learner.frozen_base}
+
+    def commit(self, parent: Path, name: str, write: Callable[[Path], None], facts: Mapping[str, Any]) -> None:
+        """Publish a folder of weights, unless a later attempt of the run has started.
+
+        Raises:
+            Superseded: it has; nothing was published.
+        """
+        commit_folder(parent, name, write, manifest=facts, attempt=self.run.attempt, fence=self.fence)
+
+    def fence(self) -> None:
+        fence(self.run.path, self.run.attempt)()
 
     def seconds(self) -> dict[str, float]:
         """Wall seconds by phase over all attempts."""
-        before = self.phases_before or {}
-        return {k: round(before.get(k, 0.0) + self.run.seconds.get(k, 0.0), 3) for k in {**before, **self.run.seconds}}
+        before, now = self.seconds_before, self.run.seconds
+        return {k: round(before.get(k, 0.0) + now.get(k, 0.0), 3) for k in {**before, **now}}
 
     def finished_step(self, step: int, record: Mapping[str, Any]) -> None:
         """Tell trackers and listeners; a listener that fails is an event."""
+        self.step = step
         metrics = {k: v for k, v in record.items() if isinstance(v, float | int) and k != "step"}
-        for tracker in self.trackers:
+        for tracker in self.trackers.values():
             tracker.log(step, metrics)
         for problem in self.plugins.emit("vismaze_step_finished", step=step, metrics=metrics):
             self.run.event("listener_failed", step=step, **asdict(problem))
@@ -103,9 +129,18 @@ class Session:
         """Wait for whatever is still being written."""
         self.store.wait()
 
+    def leave(self) -> int:
+        """Save where the run stands, unless that has been done; returns the step of the newest checkpoint."""
+        self.store.wait()
+        if self.store.newest < self.step:
+            self.checkpoint()
+            self.store.wait()
+        return self.store.newest
+
     def close(self) -> None:
         self.engine.close()
-        for tracker in self.trackers:
+        self.learner.close()
+        for tracker in self.trackers.values():
             tracker.close()
 
 
@@ -135,7 +170,7 @@ def fixed_set(offer: EnvironmentOffer, name: str) -> tuple[Task, ...]:
         raise ConfigError(f"tasks: {error}") from error
 
 
-def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None]) -> Session:
+def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], stop: Stop) -> Session:
     """Build or find everything, refusing what cannot work before anything is written.
 
     Raises:
@@ -152,51 +187,69 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None]) 
         raise ConfigError(f"tasks.stream: {error}") from error
     folder = Path(config.run.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    identity = _identity(folder, config)
+    identity = run_identity(folder, config)
     run = RunFolder(folder, next_attempt(folder))
+    clear_leftovers(run)
     with run.phase("warm_start"):
         base = ensure_base(config, offer, tell)
-    policy, learner = _learner(config)
-    engine = make_engine(config, plugins)
-    processors = load_processors(Path(config.model.path))
-    rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
-    canary = make_canary(config, draw, rollouts, learner.scorer)
-    if canary is not None and policy.peft is not None:
-        run.event("canary_measured", gap=canary.measure(engine))
-    store = CheckpointStore(
-        folder / "checkpoints",
-        run_folder=folder,
-        attempt=run.attempt,
-        run_id=identity["run_id"],
-        config_hash=config_hash(config),
-        config=dict(flat(config, skip=MAY_CHANGE)),
-        keep=config.checkpoint.keep,
-        backend=_backend(config, plugins),
-        on_event=lambda name, facts: run.event(name, **facts),
-    )
-    return Session(
-        config=config,
-        plugins=plugins,
-        run=run,
-        offer=offer,
-        draw=draw,
-        fixed=fixed,
-        base=base,
-        policy=policy,
-        learner=learner,
-        engine=engine,
-        rollouts=rollouts,
-        play=play_settings(config),
-        schedule=LRSchedule(
-            peak=config.train.lr,
-            kind=config.train.schedule,
-            total_steps=config.run.steps * config.train.minibatches,
-            warmup_steps=config.train.warmup,
-        ),
-        store=store,
-        trackers=[plugins.create("tracker", name, {"folder": str(folder), **o}) for name, o in config.trackers.items()],
-        canary=canary,
-    )
+    with ExitStack() as undo:
+        learner = lead(config)
+        undo.callback(learner.close)
+        engine = make_engine(config, plugins)
+        undo.callback(engine.close)
+        processors = load_processors(Path(config.model.path))
+        rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
+        canary = make_canary(config, draw, rollouts, learner)
+        if canary is not None and config.train.weights == "lora":
+            run.event("canary_measured", gap=canary.measure(engine))
+        store = CheckpointStore(
+            folder / "checkpoints",
+            run_folder=folder,
+            attempt=run.attempt,
+            run_id=identity["run_id"],
+            config_hash=config_hash(config),
+            config=config.model_dump(mode="json"),
+            keep=config.checkpoint.keep,
+            backend=_backend(config, plugins),
+            on_event=lambda name, facts: run.event(name, **facts),
+        )
+        session = Session(
+            config=config,
+            plugins=plugins,
+            run=run,
+            offer=offer,
+            draw=draw,
+            fixed=fixed,
+            base=base,
+            policy=learner.policy,
+            learner=learner,
+            engine=engine,
+            rollouts=rollouts,
+            play=play_settings(config),
+            schedule=LRSchedule(
+                peak=config.train.lr,
+                kind=config.train.schedule,
+                total_steps=config.run.steps * config.train.minibatches,
+                warmup_steps=config.train.warmup,
+            ),
+            store=store,
+            trackers={
+                name: plugins.create("tracker", name, {"folder": str(folder), "run_id": identity["run_id"], **options})
+                for name, options in config.trackers.items()
+            },
+            run_id=identity["run_id"],
+            stop=stop,
+            canary=canary,
+        )
+        undo.pop_all()  # the session closes them
+    return session
+
+
+def clear_leftovers(run: RunFolder) -> None:
+    """Clear what earlier attempts left half-written, so that one of them that still lives can publish none of it."""
+    for folder in (run.path, *(run.path / name for name in ("sync", "adapters", "eval"))):
+        if folder.is_dir() and (gone := sweep(folder, run.attempt)):
+            run.event("leftovers_cleared", folder=folder.name, names=gone)
 
 
 def play_settings(config: Config) -> RolloutSettings:
@@ -205,7 +258,7 @@ def play_settings(config: Config) -> RolloutSettings:
     return RolloutSettings(history, config.rollout.max_new_tokens, config.rollout.temperature)
 
 
-def make_canary(config: Config, draw: Callable[[int], Task], rollouts: Rollouts, scorer: Scorer) -> Canary | None:
+def make_canary(config: Config, draw: Callable[[int], Task], rollouts: Rollouts, learner: Learner | Team) -> Canary | None:
     """Return the questions that every publish is checked with, None when the configuration leaves them out."""
     count, verify = config.rollout.canary, config.train.verify
     if not count or verify == 0:
@@ -213,7 +266,7 @@ def make_canary(config: Config, draw: Callable[[int], Task], rollouts: Rollouts,
     tasks = [draw(derive_seed(config.run.seed, "canary", n)) for n in range(count)]
     seeds = [derive_seed(config.run.seed, "canary answer", n) for n in range(count)]
     requests = rollouts.questions(tasks, play_settings(config), seeds, turns=2)
-    return Canary(scorer, requests, None if isinstance(verify, str) else verify)
+    return Canary(learner, requests, None if isinstance(verify, str) else verify)
 
 
 def make_engine(config: Config, plugins: Plugins) -> Engine:
@@ -230,29 +283,6 @@ def make_engine(config: Config, plugins: Plugins) -> Engine:
         raise ConfigError(f"rollout.engine: {error}") from error
 
 
-def lora_of(config: Config) -> Lora | None:
-    """Return the adapter's settings, None when every weight is trained."""
-    if config.train.weights == "full":
-        return None
-    return Lora(config.train.rank, config.train.alpha, config.train.targets)
-
-
-def _learner(config: Config) -> tuple[Policy, Learner]:
-    folder = Path(config.model.path)
-    try:
-        policy = Policy(folder, lora=lora_of(config), seed=derive_seed(config.run.seed, "adapter") % 2**31)
-    except ValueError as error:
-        raise ConfigError(f"train.targets: {error}") from error
-    scorer = Scorer(
-        policy,
-        load_processors(folder),
-        features=FeatureCache() if policy.trains_vision else shared_features(folder),
-        token_budget=config.train.token_budget,
-        temperature=config.rollout.temperature,
-    )
-    return policy, Learner(policy, scorer, weight_decay=config.train.weight_decay, max_norm=config.train.max_norm)
-
-
 def _backend(config: Config, plugins: Plugins) -> CheckpointBackend | None:
     if config.checkpoint.backend is None:
         return None
@@ -260,45 +290,3 @@ def _backend(config: Config, plugins: Plugins) -> CheckpointBackend | None:
         return plugins.create("checkpoint backend", config.checkpoint.backend, config.checkpoint.backend_options)
     except ValueError as error:
         raise ConfigError(f"checkpoint.backend: {error}") from error
-
-
-def _identity(folder: Path, config: Config) -> dict[str, Any]:
-    """Return the run's identity, written at its first start; refuse a folder that another configuration began.
-
-    Raises:
-        ConfigError: names the keys that differ, with both values.
-    """
-    path = folder / "run.json"
-    mine = dict(flat(config, skip=MAY_CHANGE))
-    if path.is_file():
-        record = json.loads(path.read_text(encoding="utf-8"))
-        theirs = record.get("config", {})
-        differing = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
-        if differing:
-            lines = "\n".join(f"  {k}: {theirs.get(k)!r} there, {mine.get(k)!r} now" for k in differing)
-            raise ConfigError(
-                f"the run folder {folder} was begun with another configuration:\n{lines}\n"
-                "Choose another run.folder (run.folder=…), or remove the folder to begin anew"
-            )
-    else:
-        record = {"run_id": uuid.uuid4().hex, "config": mine}
-        write_atomic(path, json.dumps(record) + "\n")
-    write_atomic(folder / "config.toml", tomli_w.dumps(without_none(config.model_dump(mode="json"))))
-    return record
-
-
-def without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: without_none(v) for k, v in value.items() if v is not None}
-    return [without_none(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    found = {"python": platform.python_version()}
-    for name in VERSIONED:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from grpo_core import group_advantages
-from grpo_runner.checkpoints import commit_folder
+from grpo_runner.cards import model_card
+from grpo_runner.checkpoints import is_committed, ring
 from grpo_runner.evaluate import Outcome, check_disjoint, evaluate, outcome, read_evaluation, write_evaluation
 from grpo_runner.learner import Batch, LossSettings
 from grpo_runner.ledger import Sample, Trajectory, samples_of
 from grpo_runner.policy import digest, save_weights
-from grpo_runner.publishing import lent, publish_weights
+from grpo_runner.publishing import lent, publish_proved
 from grpo_runner.rollout import training_seed
 from grpo_runner.seeds import derive_seed
 from grpo_runner.session import Session
@@ -26,13 +27,21 @@ Tell = Callable[[str], None]
 
 
 def train(session: Session, tell: Tell) -> tuple[Outcome, Outcome]:
-    """Run from where the run folder stands to the last step. Returns the first and the last evaluation."""
+    """Run from where the run folder stands to the last step. Returns the first and the last evaluation.
+
+    The checkpoint comes last in a step: once it stands, nothing of the step is left to do.
+
+    Raises:
+        Stopped: a signal came; what `session.leave()` then saves goes on with the same numbers.
+    """
     config, run = session.config, session.run
     done = session.resume()
     publish(session, done)
-    first = evaluate_step(session, 0, tell) if done == 0 else evaluated(session, 0)
+    if done == 0:
+        with session.stop.abandons():
+            evaluate_step(session, 0, tell)
     for step in range(done, config.run.steps):
-        with run.phase("rollout"):
+        with session.stop.abandons(), run.phase("rollout"):
             tasks = draw_tasks(session, step)
             trajectories = play(session, step, tasks)
         with lent(session.engine, run.phase), run.phase("update"):
@@ -40,19 +49,18 @@ def train(session: Session, tell: Tell) -> tuple[Outcome, Outcome]:
         with run.phase("publish"):
             metrics |= publish(session, step + 1)
         last = step + 1 == config.run.steps
-        score = None
         if last or (step + 1) % config.evaluation.every == 0:
-            score = evaluate_step(session, step + 1, tell).rate
-        record = run.metrics(step + 1, metrics)
-        if last or (step + 1) % config.checkpoint.every == 0:
-            with run.phase("checkpoint"):
-                session.checkpoint(step + 1, score)
+            evaluate_step(session, step + 1, tell)
+        record = run.metrics(step + 1, metrics | {"checkpoint/failed": float(session.store.failed)})
         if last or (config.export.every and (step + 1) % config.export.every == 0):
             export(session, step + 1)
         session.finished_step(step + 1, record)
+        if last or (step + 1) % config.checkpoint.every == 0:
+            with run.phase("checkpoint"):
+                session.checkpoint()
         tell(progress(step + 1, config.run.steps, record))
     session.wait()
-    return first, evaluated(session, config.run.steps)
+    return session.evaluations[0], session.evaluations[config.run.steps]
 
 
 def draw_tasks(session: Session, step: int) -> list[Task]:
@@ -136,14 +144,18 @@ def counts(engine: Engine) -> dict[str, float]:
 def publish(session: Session, step: int) -> dict[str, float]:
     """Write the weights to `sync/`, load them into the engine, prove that they are there. Returns metrics."""
     name = f"step_{step:08d}-{session.run.attempt:04d}"
-    metrics = publish_weights(session.policy, session.engine, session.canary, session.run.path / "sync", name, step)
+    parent, weights = session.run.path / "sync", session.learner.weights()
+    if not (parent / name).exists():
+        session.commit(parent, name, lambda f: save_weights(session.policy, f, weights), {"step": step})
+    metrics = publish_proved(session.engine, session.canary, parent / name, weights, version=step)
     session.version = step
+    ring(parent, 3)
     return metrics
 
 
-def evaluate_step(session: Session, step: int, tell: Tell) -> Outcome:
+def evaluate_step(session: Session, step: int, tell: Tell) -> None:
     """Evaluate the current weights on the fixed set, unless the same weights have been evaluated for this step already."""
-    weights = digest(session.policy)
+    weights = digest(session.policy, session.learner.weights())
     found = read_evaluation(session.run.evaluation(step))
     if found is None or found[0].get("weights") != weights or len(found[1]) != found[0]["episodes"]:
         with session.run.phase("evaluate"):
@@ -151,37 +163,46 @@ def evaluate_step(session: Session, step: int, tell: Tell) -> Outcome:
             rows = evaluate(session.rollouts, session.engine, session.fixed, session.play, samples=samples, run_seed=seed)
         header = {"step": step, "set": session.config.tasks.evaluation, "weights": weights, "episodes": len(rows)}
         write_evaluation(session.run.evaluation(step), header, rows)
+        found = header, rows
         result = outcome(rows)
         facts = {"solved": result.solved, "total": result.total, "sampled_rate": result.sampled_rate}
         session.run.event("evaluated", step=step, **facts)
-    result = evaluated(session, step)
+    result = session.evaluations[step] = outcome(found[1])
     low, high = result.interval
     sampled = f", sampled {result.sampled_rate:.1%}" if result.sampled_rate is not None else ""
     tell(f"evaluation at step {step}: {result.solved} of {result.total} solved ({low:.1%} to {high:.1%}){sampled}")
-    return result
 
 
-def evaluated(session: Session, step: int) -> Outcome:
-    """Return an evaluation that has been made.
-
-    Raises:
-        FileNotFoundError: its file is gone.
-    """
-    found = read_evaluation(session.run.evaluation(step))
-    if found is None:
-        raise FileNotFoundError(f"{session.run.evaluation(step)} is missing, but the run is past this step")
-    return outcome(found[1])
-
-
-def export(session: Session, step: int) -> Path:
-    """Write a plain PEFT folder (or model folder) of the current weights to `adapters/`."""
+def export(session: Session, step: int) -> None:
+    """Write a plain PEFT folder (or model folder) of the current weights to `adapters/`, with a model card."""
     name = f"step_{step:08d}"
     parent = session.run.path / "adapters"
-    if not (parent / name).exists():
-        facts: dict[str, Any] = {"step": step, "base_model": session.base["identity"], "weights": digest(session.policy)}
-        commit_folder(parent, name, lambda f: save_weights(session.policy, f), manifest=facts)
-        session.run.event("adapter_exported", step=step, folder=f"adapters/{name}")
-    return parent / name
+    weights = session.learner.weights()
+    facts = {"step": step, "base_model": session.base["identity"], "weights": digest(session.policy, weights)}
+    if is_committed(parent / name, facts):
+        return
+
+    def write(folder: Path) -> None:
+        save_weights(session.policy, folder, weights)
+        (folder / "README.md").write_text(card(session, step, facts["weights"]), encoding="utf-8")
+
+    session.commit(parent, name, write, facts)
+    session.run.event("adapter_exported", step=step, folder=f"adapters/{name}")
+
+
+def card(session: Session, step: int, weights: str) -> str:
+    """Return the model card of an export."""
+    config = session.config
+    return model_card(
+        name=session.run.path.name,
+        base=config.model.path,
+        base_identity=session.base["identity"],
+        weights=weights,
+        adapter=config.train.weights == "lora",
+        step=step,
+        set_name=config.tasks.evaluation,
+        history=session.evaluations,
+    )
 
 
 def progress(step: int, steps: int, record: dict[str, Any]) -> str:

@@ -1,0 +1,81 @@
+"""Several run seeds of one configuration: their summaries as JSON, their learning curves as PNG.
+
+    python benchmarks/learning/run.py examples/maze-tiny.toml --seeds 3
+
+Runs go to the configuration's folder, seeds above 0 to that name with the seed behind it; what is finished is not run
+again, what was interrupted goes on. Writes benchmarks/results/NAME.json and docs/images/NAME.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+from matplotlib import pyplot
+from matplotlib.ticker import MaxNLocator
+
+from grpo_runner.config import load
+from grpo_runner.evaluate import outcome, read_evaluation
+from grpo_runner.runs import read_lines
+
+ROOT = Path(__file__).parents[2]
+KEPT = ("eval_start", "eval_final", "steps", "seeds", "hashes", "wall_seconds", "versions")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("overrides", nargs="*", help="key=value, for every seed")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--control", type=Path, help="run folder of the shuffled-advantages control, drawn beside")
+    options = parser.parse_args()
+    base = load(options.config, options.overrides)
+    folders = [Path(base.run.folder if seed == 0 else f"{base.run.folder}-{seed}") for seed in range(options.seeds)]
+    for seed, folder in enumerate(folders):
+        command = [sys.executable, "-m", "grpo_runner.cli", "train", str(options.config), *options.overrides]
+        subprocess.run([*command, f"run.folder={folder}", f"run.seed={seed}"], check=True)
+    name = options.config.stem
+    every = [*folders, options.control] if options.control else folders
+    summaries = {folder.name: json.loads((folder / "summary.json").read_text()) for folder in every}
+    result = {run: {key: summary[key] for key in KEPT} for run, summary in summaries.items()}
+    (ROOT / "benchmarks" / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    draw(folders, options.control, name, ROOT / "docs" / "images" / f"{name}.png")
+    for run, summary in result.items():
+        start, end = summary["eval_start"], summary["eval_final"]
+        print(f"{run}: {start['solved']} -> {end['solved']} of {end['total']}, {summary['wall_seconds']['total']:.0f} s")
+
+
+def draw(runs: list[Path], control: Path | None, title: str, file: Path) -> None:
+    """Draw the solved share of the fixed set (with its Wilson interval) and of the training tasks, by step."""
+    figure, (fixed, training) = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
+    for number, run in enumerate([*runs, control] if control else runs):
+        label, colour = (f"seed {number}", f"C{number}") if run is not control else ("shuffled advantages", "grey")
+        found = [read_evaluation(path) for path in sorted((run / "eval").glob("step_*.jsonl"))]
+        steps = [header["step"] for header, _ in found if header]
+        results = [outcome(rows) for _, rows in found]
+        fixed.plot(steps, [r.rate for r in results], marker="o", color=colour, label=label)
+        fixed.fill_between(steps, *zip(*(r.interval for r in results), strict=True), color=colour, alpha=0.12, lw=0)
+        if all(r.sampled_rate is not None for r in results):
+            fixed.plot(steps, [r.sampled_rate for r in results], ls=":", color=colour)
+        solved = [record["reward/solved"] for record in read_lines(run / "metrics.jsonl")]
+        window = max(1, len(solved) // 20)
+        means = [sum(solved[max(0, n - window) : n + 1]) / len(solved[max(0, n - window) : n + 1]) for n in range(len(solved))]
+        training.plot(range(1, len(means) + 1), means, color=colour)
+    fixed.set(title=f"{title}: the fixed set, greedy (dotted: sampled)", xlabel="step", ylabel="solved", ylim=(0, 1))
+    training.set(title="training mazes, sampled (running mean)", xlabel="step")
+    for axis in (fixed, training):
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.grid(alpha=0.3)
+    fixed.legend(loc="lower right", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
