@@ -11,8 +11,8 @@ from small import LORA, OPTIONS, SETTINGS, exported, random_policy, small_model
 
 from grpo_runner.engine_local import LocalEngine
 from grpo_runner.engine_vllm import VllmEngine
-from grpo_runner.pictures import FeatureCache
 from grpo_runner.learner import Learner
+from grpo_runner.pictures import FeatureCache
 from grpo_runner.policy import Policy, load_processors
 from grpo_runner.publishing import Canary
 from grpo_runner.rollout import Rollouts
