@@ -18,9 +18,9 @@ from small import LORA
 from tomli_w import dumps
 
 from grpo_runner.config import parse
+from grpo_runner.identity import without_none
 from grpo_runner.main_job import run_training
 from grpo_runner.serve import best_export, serves
-from grpo_runner.session import without_none
 from vismaze_hooks import load_plugins
 
 FLAGS = ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "50000000", "--max-model-len", "2048"]
