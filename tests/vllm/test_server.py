@@ -46,8 +46,8 @@ def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = parse(table, "test")
     support = Path(__file__).parent / "support"
     run_training(config, load_plugins(["lowercase.py"], folder=support), lambda line: None)
-    (folder / "lowercase.py").write_text((support / "lowercase.py").read_text())
-    table = without_none(config.model_dump(mode="json")) | {"plugins": ["lowercase.py"]}
+    (folder / "small_letters.py").write_text((support / "lowercase.py").read_text())
+    table = without_none(config.model_dump(mode="json")) | {"plugins": ["small_letters.py"]}
     (folder / "config.toml").write_text(dumps(table))
     return folder
 
@@ -57,9 +57,9 @@ def server(run: Path) -> Iterator[tuple[subprocess.Popen, int]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = (run / "serve.log").open("w+")
     command = [*GRPO_RUN, "serve", str(run), "--name", "maze", "--port", str(port), "--", *FLAGS]
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    with (run / "serve.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     while not serves(port, "maze"):
         assert process.poll() is None, (run / "serve.log").read_text()[-3000:]
         time.sleep(1)
@@ -67,7 +67,6 @@ def server(run: Path) -> Iterator[tuple[subprocess.Popen, int]]:
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=120)
-    log.close()
 
 
 def evaluate(run: Path, port: int, *more: str) -> subprocess.CompletedProcess:
