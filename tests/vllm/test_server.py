@@ -87,7 +87,7 @@ def test_the_official_client_reaches_the_adapter_and_the_base(server: tuple[subp
     first = {model: answer.choices[0].logprobs.content[0].logprob for model, answer in answers.items()}
     assert first["base"] != first["maze"], "the adapter must be applied"
     log = (run / "serve.log").read_text()
-    assert "vllm serve" in log and "--enable-lora" in log and "stop with Ctrl-C" in log
+    assert "--enable-lora" in log and "stop with Ctrl-C" in log
 
 
 def test_the_server_plays_as_the_local_engine_does(server: tuple[subprocess.Popen, int], run: Path, tmp_path: Path) -> None:
