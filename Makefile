@@ -5,11 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM := .venv-vllm
-MEMBERS := packages/hooks packages/mazeenv packages/grpo-core packages/runner
-EDITABLE := $(foreach member,$(MEMBERS),-e $(member)) -e plugins/fsspec[testing] -e examples/own-plugin
+MEMBERS := packages/hooks packages/mazeenv[players] packages/grpo-core packages/runner
+GAMES := klotski jigsaw matchstick firstperson
+EDITABLE := $(foreach member,$(MEMBERS),-e $(member)) -e plugins/fsspec[testing] $(foreach name,$(GAMES),-e plugins/$(name)) \
+	-e plugins/gymnasium[testing] -e examples/own-plugin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-vllm soak lint faults install install-vllm clean
+.PHONY: demo test test-vllm faults soak lint install install-vllm clean
 
 demo: install
 	$(BIN)/grpo-run train examples/maze-tiny.toml
@@ -37,7 +39,7 @@ faults: install
 install: $(STAMP)
 
 # The stamp comes last: an installation that was interrupted is done again.
-$(STAMP): constraints-cpu.txt pyproject.toml $(wildcard packages/*/pyproject.toml) examples/own-plugin/pyproject.toml
+$(STAMP): constraints-cpu.txt pyproject.toml $(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml) examples/own-plugin/pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'Python 3.11 or newer is needed: make PYTHON=python3.11 …')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints-cpu.txt torch

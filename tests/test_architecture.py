@@ -74,5 +74,5 @@ def test_the_loop_fits_on_a_page() -> None:
 def test_the_runner_knows_no_environment() -> None:
     for file in FOLDERS["grpo_runner"].rglob("*.py"):
         code = file.read_text(encoding="utf-8").lower().replace("vismaze_hooks", "").replace("vismaze-hooks", "")
-        for word in ("visgym", "frozenlake", "size=7"):
+        for word in ("visgym", "frozenlake", "size=7", "klotski", "jigsaw", "matchstick", "minigrid", "firstperson"):
             assert word not in code, f"{file.name} speaks of {word}"

@@ -25,7 +25,7 @@ from PIL import Image
 
 import mazeenv
 from mazeenv.generators import wilson
-from mazeenv.integers import Integers
+from vismaze_hooks.integers import Integers
 
 warnings.simplefilter("ignore")
 SECONDS = 0.15  # each measurement of each round
@@ -128,7 +128,47 @@ def vlm_turn() -> dict[str, Rate]:
     }
 
 
-PARTS = (step_9x9, generation_9x9, batch_64, vlm_turn)
+EVERY = {
+    "rgb": ("VisMaze-v0", {"size": 9, "cell_px": 25}),
+    "rgb, trail": ("VisMaze-v0", {"size": 9, "cell_px": 25, "theme": "trail"}),
+    "egocentric, fog": ("VisMaze-v0", {"size": 9, "observation": "egocentric", "observation_options": {"fog": True}}),
+    "first_person": ("VisMaze-v0", {"size": 9, "observation": "first_person"}),
+    "Klotski-v0": ("Klotski-v0", {"size": (4, 4), "dominoes": 3, "singles": 4}),
+    "Jigsaw-v0": ("Jigsaw-v0", {"tiles": 3}),
+    "Matchstick-v0": ("Matchstick-v0", {}),
+    "FirstPersonMaze-v0": ("FirstPersonMaze-v0", {"size": 9}),
+    "Gymnasium-v0 of MiniGrid": (
+        "Gymnasium-v0",
+        {
+            "env": "minigrid:MiniGrid-Empty-Random-5x5-v0",
+            "words": {"left": 0, "right": 1, "forward": 2},
+            "search": 0,
+            "move_limit": 1000,
+        },
+    ),
+}
+
+
+def every_environment() -> dict[str, Rate]:
+    """Step and picture of every environment and observation, pictures dropped; resets at the ends are part of it."""
+
+    def steps(env: gym.Env) -> Callable[[], object]:
+        draw = np.random.default_rng(0)
+        actions, at = draw.integers(env.action_space.n, size=4096).tolist(), count()
+        env.reset(seed=0)
+
+        def step() -> object:
+            shown, _, terminated, truncated, _ = env.step(actions[next(at) & 4095])
+            return env.reset() if terminated or truncated else shown
+
+        return step
+
+    found: dict[str, Rate] = {name: (steps(gym.make(id, **options)), 1) for name, (id, options) in EVERY.items()}
+    peer = RGBImgObsWrapper(gym.make("MiniGrid-SimpleCrossingS9N1-v0", highlight=False), tile_size=25)
+    return {**found, "minigrid": (steps(peer), 1)}
+
+
+PARTS = (step_9x9, generation_9x9, batch_64, vlm_turn, every_environment)
 
 
 def rate(repeated: Callable[[], object], units: int) -> tuple[float, float]:
@@ -157,6 +197,7 @@ RATIOS = {
     "batch of 64, a fresh maze at every reset, ÷ between resets": ("batch_64", "fresh mazes", "between resets"),
     "VLM turn in a group of 8 ÷ an RGB PNG each turn": ("vlm_turn", "mazeenv", "RGB PNG each turn"),
     "the same, with the RGB array drawn too": ("vlm_turn", "mazeenv, RGB array too", "RGB PNG each turn"),
+    **{f"{name}, with resets, ÷ minigrid": ("every_environment", name, "minigrid") for name in EVERY},
 }
 
 

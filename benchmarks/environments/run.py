@@ -27,6 +27,7 @@ def prepare(folder: Path) -> Path:
     if not python.exists():
         venv.create(folder, with_pip=True)
     members = [str(ROOT / "packages" / name) for name in ("hooks", "mazeenv")]
+    members += [str(ROOT / "plugins" / name) for name in ("klotski", "jigsaw", "matchstick", "firstperson", "gymnasium")]
     subprocess.run([python, "-m", "pip", "install", "--quiet", *PEERS, *members], check=True)
     return python
 

@@ -11,10 +11,10 @@ if not os.environ.get("CI"):  # where CI lacks it, that is a failure
 
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
+
 from vismaze_fsspec import DamagedObjectError, FsspecBackend, StoreUnavailableError
 from vismaze_fsspec.backend import _digest
 from vismaze_fsspec.secrets import redact
-
 from vismaze_hooks.testing_checkpoints import check_checkpoint_backend
 
 NAME = "step_00000003-a0001"

@@ -14,7 +14,6 @@ if not os.environ.get("CI"):  # where CI lacks it, that is a failure
     pytest.importorskip("vismaze_fsspec", reason="needs the plugin vismaze-fsspec")
 
 from vismaze_fsspec import FsspecBackend, StoreUnavailableError
-
 from vismaze_hooks.testing_checkpoints import check_checkpoint_backend
 
 MIB = 2**20

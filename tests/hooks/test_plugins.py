@@ -23,7 +23,7 @@ def test_the_projects_own_parts_come_through_the_hooks(plugins):
     assert {"rgb", "ascii", "symbolic"} <= set(plugins.offers["observation"])
     assert {"sparse", "progress", "invalid_penalty"} <= set(plugins.offers["reward"])
     assert "wilson" in plugins.offers["generator"]
-    assert plugins.owners["reward", "sparse"] == "mazeenv"
+    assert plugins.owners["reward", "sparse"] == "vismaze-hooks" and plugins.owners["reward", "progress"] == "mazeenv"
 
 
 def test_an_installed_plugin_is_found_and_makes_what_it_offers(install):
@@ -81,7 +81,7 @@ def test_an_unknown_name_lists_what_is_there_and_suggests_the_nearest(plugins):
 
 
 def test_wrong_options_name_the_owner(plugins):
-    with pytest.raises(ValueError, match=r"reward 'sparse' \(from plugin 'mazeenv'\) refused its options"):
+    with pytest.raises(ValueError, match=r"reward 'sparse' \(from plugin 'vismaze-hooks'\) refused its options"):
         plugins.create("reward", "sparse", {"scale": 3})
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mazeenv import MazeConfig, fixed
+from mazeenv.themes import THEMES
 from vismaze_hooks import load_plugins
 
 ROOT = Path(__file__).parents[2]
@@ -28,9 +29,18 @@ def test_code_blocks_run(page, number, block):
 def test_every_name_has_its_place_in_the_page():
     page = (ROOT / PAGES[0]).read_text(encoding="utf-8")
     plugins = load_plugins()
-    ours = [name for (_, name), owner in plugins.owners.items() if owner == "mazeenv"]
-    for name in (*ours, *fixed.SETS, *(field for field in MazeConfig.__dataclass_fields__)):
+    theirs = {"mazeenv", "vismaze-hooks", "klotski", "jigsaw", "matchstick", "firstperson"}
+    ours = [name for (_, name), owner in plugins.owners.items() if owner in theirs]
+    for name in (*ours, "Gymnasium-v0", *THEMES, *fixed.SETS, *(field for field in MazeConfig.__dataclass_fields__)):
         assert f"`{name}`" in page, name
+
+
+def test_every_picture_of_the_page_is_there():
+    page = (ROOT / PAGES[0]).read_text(encoding="utf-8")
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page)
+    assert len(pictures) >= 10
+    for picture in pictures:
+        assert (ROOT / "docs" / picture).is_file(), picture
 
 
 def test_the_table_of_fixed_sets_is_true():

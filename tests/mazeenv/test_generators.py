@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mazeenv import Level, draw_level, grid
 from mazeenv.batch import draw_levels
 from mazeenv.generators import depth_first, division, kruskal, prim, wilson
-from mazeenv.integers import Integers, mix64
 from mazeenv.make_sets import spanning_trees
+from vismaze_hooks.integers import Integers, mix64
 
 GENERATORS = (wilson, depth_first, prim, kruskal, division)
 SIDES = range(3, 27, 2)

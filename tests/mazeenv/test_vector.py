@@ -20,6 +20,10 @@ OPTIONS = {
     "symbolic": {"size": (5, 7), "observation": "symbolic", "loops": 1},
     "ascii": {"size": 5, "observation": "ascii", "generator": "prim", "braid": 0.5, "max_moves": 9},
     "stop": {"size": 5, "stop_required": True, "theme": "visgym"},
+    "trail": {"size": 5, "theme": "trail"},
+    "random colours": {"size": 5, "theme": "random"},
+    "preset": {"size": 5, "cell_px": "qwen2.5-vl"},
+    "crop": {"size": 7, "observation": "egocentric", "observation_options": {"fog": True}},
     "corners": {"size": 7, "ends": "corners", "shortest": (8, 10), "max_moves": 11},
 }
 

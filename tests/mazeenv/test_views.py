@@ -15,10 +15,11 @@ import mazeenv.png
 from mazeenv import Level, Maze, MazeState, VisMazeEnv, draw_level
 from mazeenv.observations import ascii, rgb, symbolic
 from mazeenv.png import png
-from mazeenv.rewards import invalid_penalty, progress, sparse
+from mazeenv.rewards import invalid_penalty, progress
 from mazeenv.rules import advance, begin
 from mazeenv.themes import THEMES
 from vismaze_hooks import Ending, Transition
+from vismaze_hooks.rewards import sparse
 from vismaze_hooks.testing import check_observation, check_reward
 
 SMALL = Maze.from_text("#####\n#S..#\n###.#\n#G..#\n#####")

@@ -198,6 +198,16 @@ def test_another_run_seed_starts_from_the_same_base_and_goes_elsewhere(
     assert lines(run)[0] != lines(straight)[0]
 
 
+def test_every_weight_can_be_trained_and_the_export_is_a_model(tmp_path: Path, plugins: Plugins, straight: Path) -> None:
+    model = {**TABLE["model"], "path": str(straight.parent / "base")}
+    train = {"lr": 1e-3, "weights": "full"}
+    run = run_of(tmp_path, plugins, run={"steps": 1}, model=model, train=train)
+    folders = (model["path"], run / "adapters" / "step_00000001")
+    before, after = (AutoModelForImageTextToText.from_pretrained(folder) for folder in folders)
+    assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+    assert lines(run)[0]["agreement/logprob_gap_max"] <= 1e-4
+
+
 def test_an_evaluation_of_a_finished_run_repeats_its_last_one(plugins: Plugins, straight: Path) -> None:
     config = load(straight / "config.toml")
     found = run_evaluation(straight, config, plugins, set_name=None, adapter=None, base=False, samples=0)

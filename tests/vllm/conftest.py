@@ -66,20 +66,16 @@ def scorer(base: Path, policy: Policy) -> Scorer:
 
 
 @pytest.fixture(scope="session")
-def learner(policy: Policy, scorer: Scorer) -> Learner:
-    return Learner(policy, scorer, weight_decay=0.0, max_norm=1.0)
-
-
-@pytest.fixture(scope="session")
 def rollouts(base: Path, maze5: EnvironmentOffer) -> Rollouts:
     processors = load_processors(base)
     return Rollouts(maze5, processors.chat, processors.vocabulary, prompt="Go to the goal.")
 
 
 @pytest.fixture(scope="session")
-def canary(learner: Learner, rollouts: Rollouts, maze5: EnvironmentOffer) -> Canary:
+def canary(policy: Policy, scorer: Scorer, rollouts: Rollouts, maze5: EnvironmentOffer) -> Canary:
     tasks = [maze5.stream()(n) for n in range(4)]
-    return Canary(learner, rollouts.questions(tasks, SETTINGS, [11, 12, 13, 14], turns=2), 1e-4)
+    learner = Learner(policy, scorer, weight_decay=0.0, max_norm=1.0)
+    return Canary(learner.logprobs, rollouts.questions(tasks, SETTINGS, [11, 12, 13, 14], turns=2), 1e-4)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from grpo_runner.adapters import AdapterError, check_same, read_adapter
 from grpo_runner.engine_local import LocalEngine
 from grpo_runner.engine_vllm import PublishError, VllmEngine
 from grpo_runner.policy import Policy, digest, save_weights
-from grpo_runner.publishing import Canary, CanaryError, publish_proved, trained_halves
+from grpo_runner.publishing import Canary, CanaryError, publish_weights, trained_halves
 from vismaze_hooks import Request
 
 Fault = Callable[[str], int]
@@ -38,14 +38,14 @@ def test_a_good_publish_is_proved_cold_and_warm(engine: VllmEngine, canary: Cana
     assert canary.check(engine, 1)["agreement/canary_gap_max"] <= 1e-4
 
 
-def test_the_canary_serves_the_local_engine_too(local: LocalEngine, canary: Canary, policy: Policy, good: Path) -> None:
-    metrics = publish_proved(local, canary, good, policy.trained, version=3)
+def test_the_canary_serves_the_local_engine_too(local: LocalEngine, canary: Canary, policy: Policy, tmp_path: Path) -> None:
+    metrics = publish_weights(local, canary, exported(policy, tmp_path), 3, adapter=policy.trained)
     assert metrics["agreement/canary_gap_max"] <= 1e-4
 
 
 def test_without_an_adapter_the_gap_is_measured(base: Path, canary: Canary) -> None:
     engine = LocalEngine(model=str(base), lora={"rank": 4, "alpha": 8.0, "targets": "language"})
-    fresh = Canary(canary._learner, canary._requests, None)
+    fresh = Canary(canary._score, canary._requests, None)
     gap = fresh.measure(engine)
     assert gap <= 1e-4 and fresh.tolerance == 3 * gap
 

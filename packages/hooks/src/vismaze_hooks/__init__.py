@@ -22,7 +22,7 @@ from vismaze_hooks.records import (
     Tracker,
     Transition,
 )
-from vismaze_hooks.rewards import RewardParts, RewardSum
+from vismaze_hooks.rewards import RewardChoice, RewardParts, RewardSum, make_reward
 
 __all__ = (
     "PROJECT",
@@ -42,6 +42,7 @@ __all__ = (
     "ReleasingEngine",
     "Request",
     "Reward",
+    "RewardChoice",
     "RewardParts",
     "RewardSum",
     "StreamingEngine",
@@ -52,6 +53,7 @@ __all__ = (
     "hookimpl",
     "hookspec",
     "load_plugins",
+    "make_reward",
     "parse_tagged",
     "pick",
 )

@@ -1,8 +1,9 @@
 """Choosing by name, with an error that helps."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -28,3 +29,16 @@ def pick(kind: str, name: str, known: Mapping[str, T], note: str = "") -> T:
         return known[name]
     listed = ", ".join(sorted(known)) or "none"
     raise UnknownNameError(f"unknown {kind} {name!r}.{nearest(name, list(known))} Installed: {listed}.{note}")
+
+
+def record_of(kind: type[T], options: Mapping[str, Any]) -> T:
+    """Return the dataclass `kind` made of options.
+
+    Raises:
+        ValueError: an option that it has no field for; lists the fields and suggests the nearest.
+    """
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    for name in options:
+        if name not in known:
+            raise ValueError(f"unknown option {name!r}.{nearest(name, known)} Options: {', '.join(known)}.")
+    return kind(**options)

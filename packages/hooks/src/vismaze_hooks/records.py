@@ -62,6 +62,7 @@ class Observation:
     observe: Callable[[Any], np.ndarray]  # state -> array inside `space`; never shares memory between calls
     to_text: Callable[[np.ndarray], str] | None = None  # for modality "text"
     palette_image: Callable[[Any], Any] | None = None  # state -> PIL "P" image of the same pixels, for a small PNG
+    legend: Callable[[Any], str] | None = None  # state -> what is seen and what its signs mean: the prompt's first sentence
 
 
 @dataclass(frozen=True)

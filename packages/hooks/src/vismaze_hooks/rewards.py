@@ -1,11 +1,18 @@
-"""The configured sum of rewards: one function for every environment, so that a stored transition can be priced again."""
+"""Rewards as a configured sum, one function for every environment, so that a stored transition can be priced again; and the
+rewards that fit every environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from vismaze_hooks.records import Reward, Transition
+from vismaze_hooks.answers import CLOSE, OPEN, plain
+from vismaze_hooks.plugins import current_plugins
+from vismaze_hooks.records import Ending, Reward, Transition
+
+RewardChoice = str | Sequence[str] | Mapping[str, "float | Mapping[str, Any]"]
+"""A name, a list of names (weight 1 each), or name -> weight, or name -> {"weight": w, and options of the factory}."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +41,56 @@ class RewardSum:
                 return RewardParts(None, parts)
             total += weight * value
         return RewardParts(total, parts)
+
+
+def make_reward(choice: RewardChoice | RewardSum) -> RewardSum:
+    """Return the weighted sum that a choice stands for; a `RewardSum` stands for itself.
+
+    Raises:
+        ValueError: an unknown name (the nearest is suggested), no name at all, a weight that is no finite number, or options
+            that the factory refuses.
+    """
+    if isinstance(choice, RewardSum):
+        return choice
+    named: Mapping[str, Any] = (
+        {choice: 1.0} if isinstance(choice, str) else choice if isinstance(choice, Mapping) else dict.fromkeys(choice, 1.0)
+    )
+    if not named:
+        raise ValueError("reward: at least one name is needed")
+    plugins, terms = current_plugins(), []
+    for name, given in named.items():
+        options = dict(given) if isinstance(given, Mapping) else {}
+        weight = options.pop("weight", 1.0) if isinstance(given, Mapping) else given
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) < float("inf"):
+            raise ValueError(f"reward {name!r}: the weight must be a finite number, got {weight!r}")
+        terms.append((name, float(weight), plugins.create("reward", name, options)))
+    return RewardSum(tuple(terms))
+
+
+def sparse_value(transition: Transition) -> float:
+    return 1.0 if transition.ending is Ending.SUCCESS else 0.0
+
+
+def sparse() -> Reward:
+    """Make the reward 1.0 for success within the limit, else 0.0."""
+    return sparse_value
+
+
+def _readable(transition: Transition) -> float:
+    return -1.0 if transition.action is None else 0.0
+
+
+def _bare(transition: Transition) -> float:
+    answer = plain(transition.answer).strip()
+    bare = answer.startswith(OPEN) and answer.endswith(CLOSE) and answer.count(OPEN) == answer.count(CLOSE) == 1
+    return 0.0 if bare and transition.action is not None else -1.0
+
+
+def form(*, strict: bool = False) -> Reward:
+    """Make the reward −1.0 for an answer that cannot be read, else 0.0; a fine and no prize, since a prize for every turn
+    would pay for not arriving.
+
+    Args:
+        strict: anything but the tag and its word costs as much; for the grammar `<action>word</action>` only.
+    """
+    return _bare if strict else _readable

@@ -49,7 +49,8 @@ def vismaze_engines() -> Mapping[str, Callable[..., Engine]]:
 
 @hookspec
 def vismaze_trackers() -> Mapping[str, Callable[..., Tracker]]:
-    """Offer experiment trackers."""
+    """Offer experiment trackers. Beside its own options a factory is given `folder`, the run's, and `run_id`, the same at every
+    start of a run: under this id a resumed run goes on where it was."""
 
 
 @hookspec

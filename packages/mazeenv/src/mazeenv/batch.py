@@ -14,8 +14,8 @@ import numpy as np
 
 from mazeenv import grid
 from mazeenv.generators import arrows, root_room, wilson
-from mazeenv.integers import MASK
 from mazeenv.levels import Level, draw_level
+from vismaze_hooks.integers import MASK
 
 _SLOTS = 31  # arrows in a word, as in `generators.wilson`
 

@@ -36,7 +36,7 @@ def open_exits(walls: np.ndarray, width: int) -> np.ndarray:
 class Board:
     """The states of N environments."""
 
-    def __init__(self, config: MazeConfig, count: int) -> None:
+    def __init__(self, config: MazeConfig, count: int, trail: bool = False) -> None:
         self.height, self.width = config.sides
         cells = self.height * self.width
         self.stop_required = config.stop_required
@@ -45,6 +45,7 @@ class Board:
         self.start, self.cell, self.goal = (np.zeros(count, dtype=np.int64) for _ in range(3))
         self.moves, self.limit = (np.zeros(count, dtype=np.int64) for _ in range(2))
         self.ending = np.zeros(count, dtype=np.int64)  # index into ENDINGS
+        self._trail = np.zeros((count, cells), dtype=np.uint8) if trail else None  # [N, C]: cells that were walked on
         self._mazes: list[Maze | None] = [None] * count  # made when a state is asked for
         self._steps = np.array([*steps(self.width), 0])
         self._rows = np.arange(count) * cells
@@ -61,6 +62,8 @@ class Board:
         self.start[which] = self.cell[which] = start
         self.goal[which] = goal
         self.moves[which] = self.ending[which] = 0
+        if self._trail is not None:
+            self._trail[which] = 0
         self.limit[which] = shortest + (rules.SPARE_MOVES + self.stop_required) if limit is None else limit
         for i in which.tolist():
             self._mazes[i] = None
@@ -77,7 +80,8 @@ class Board:
         maze = self._mazes[i]
         if maze is None:
             maze = self._mazes[i] = Maze(self.walls[i].tobytes(), self.width, int(self.start[i]), int(self.goal[i]))
-        return MazeState(maze, int(self.cell[i]), int(self.moves[i]), int(self.limit[i]), self.stop_required)
+        trail = None if self._trail is None else self._trail[i].tobytes()
+        return MazeState(maze, int(self.cell[i]), int(self.moves[i]), int(self.limit[i]), self.stop_required, trail)
 
     def advance(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
         """Take one action each; every episode must be running.
@@ -88,6 +92,9 @@ class Board:
         before = self.cell
         is_open = _EXITS.take(self.exits.take(self._rows + before) * 5 + actions)
         self.cell = cell = before + self._steps.take(actions) * is_open
+        if self._trail is not None:
+            moved = np.flatnonzero(cell != before)
+            self._trail[moved, before[moved]] = 1
         self.moves = moves = self.moves + 1
         feedback = 1 - is_open
         solved, stop, late = cell == self.goal, actions == STOP, moves >= self.limit

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from mazeenv.integers import mix64
 from mazeenv.levels import ATTEMPTS, Level, draw_level, nearest_ends
 from mazeenv.maze import Maze
 from mazeenv.registry import make_generator
-from vismaze_hooks.names import nearest
+from vismaze_hooks.integers import mix64
+from vismaze_hooks.names import record_of
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,7 @@ class MazeConfig:
         Raises:
             ValueError: an unknown option (the nearest is suggested), or a value out of range.
         """
-        known = [f.name for f in fields(MazeConfig)]
-        for name in options:
-            if name not in known:
-                raise ValueError(f"unknown option {name!r}.{nearest(name, known)} Options: {', '.join(known)}.")
-        return MazeConfig(**options)
+        return record_of(MazeConfig, options)
 
     def __post_init__(self) -> None:
         if not isinstance(self.stop_required, bool):

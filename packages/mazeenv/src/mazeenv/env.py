@@ -15,14 +15,15 @@ from gymnasium import spaces
 from mazeenv import rules
 from mazeenv.config import MazeConfig
 from mazeenv.grid import WORDS
-from mazeenv.integers import MASK
 from mazeenv.levels import draw_level
 from mazeenv.maze import Maze, check
 from mazeenv.observations import Letters, rgb
 from mazeenv.png import png
-from mazeenv.registry import RewardChoice, make_observation, make_reward, sparse_weight
+from mazeenv.registry import make_observation, sparse_weight
 from mazeenv.state import MazeState
-from vismaze_hooks import Ending, Observation, RewardSum, Transition
+from mazeenv.themes import THEMES
+from vismaze_hooks import Ending, Observation, RewardChoice, RewardSum, Transition, make_reward
+from vismaze_hooks.integers import MASK
 
 
 def _masks() -> tuple[np.ndarray, ...]:
@@ -31,6 +32,8 @@ def _masks() -> tuple[np.ndarray, ...]:
 
 
 _MASKS = _masks()
+# What the project's own pictures take from the options beside `observation_options`.
+_TAKES = {"rgb": ("cell_px", "theme"), "egocentric": ("cell_px", "theme"), "first_person": ("theme",)}
 _RUNNING, _SUCCESS = Ending.RUNNING, Ending.SUCCESS
 _OVER = np.zeros(5, dtype=np.int8)
 
@@ -84,7 +87,7 @@ class VisMazeEnv(gymnasium.Env):
         observation: str | Observation = "rgb",
         observation_options: Mapping[str, Any] | None = None,
         reward: RewardChoice | RewardSum = "sparse",
-        cell_px: int = 32,
+        cell_px: int | str = 32,
         theme: str = "plain",
         render_mode: str | None = None,
         **options: Any,
@@ -92,10 +95,11 @@ class VisMazeEnv(gymnasium.Env):
         """
         Args:
             observation: name of an installed observation, or a record.
-            observation_options: for the observation's factory; `rgb` also takes `cell_px` and `theme` from here.
+            observation_options: for the observation's factory. The project's own pictures take `theme` and, but for
+                `first_person`, `cell_px` from the options beside this one, and from here where they stand here.
             reward: a name, a list of names, or a mapping name -> weight.
-            cell_px: pixels per cell of the picture.
-            theme: colours, "plain" or "visgym".
+            cell_px: pixels per cell of the picture, or the name of a model whose one visual token then is a cell.
+            theme: the picture's colours: one of `mazeenv.themes.THEMES`.
             options: what kind of maze: the fields of `mazeenv.MazeConfig`, such as `size=9`, `generator="wilson"`,
                 `max_moves=None`, `stop_required=False`, `ends="rooms"`, `shortest=None`, `braid=0.0`, `loops=0`.
 
@@ -106,14 +110,14 @@ class VisMazeEnv(gymnasium.Env):
             raise ValueError(f"render_mode={render_mode!r}: must be one of {self.metadata['render_modes']} or None")
         self.config = MazeConfig.of(options)
         self.render_mode = render_mode
-        view = {"cell_px": cell_px, "theme": theme, **dict(observation_options or {})}
-        if observation == "rgb":
-            self.observation = self.picture = make_observation("rgb", view)
-            cell_px, theme = view["cell_px"], view["theme"]
-        else:
-            self.observation = make_observation(observation, observation_options or {})
-            self.picture = rgb(cell_px=cell_px, theme=theme)
-        self.cell_px, self.theme, self._letters = cell_px, theme, Letters()
+        given, shared = dict(observation_options or {}), {"cell_px": cell_px, "theme": theme}
+        takes = _TAKES.get(observation, ()) if isinstance(observation, str) else ()
+        view = {**shared, **{name: given[name] for name in takes if name in given}}
+        self.observation = make_observation(observation, {**{name: view[name] for name in takes}, **given})
+        self.picture = self.observation if observation == "rgb" else rgb(**view)
+        self.cell_px, self.theme, self._letters = view["cell_px"], view["theme"], Letters()
+        self.trail = THEMES[self.theme].trail is not None
+        self.is_flat = THEMES[self.theme].flat and self.theme != "random"
         self.reward = make_reward(reward)
         self._sparse = sparse_weight(self.reward)
         self._level = self.config.level()
@@ -121,7 +125,7 @@ class VisMazeEnv(gymnasium.Env):
         self._state: MazeState | None = None
         self._ending = Ending.RUNNING
         self.action_space = spaces.Discrete(len(WORDS))
-        sample = rules.begin(draw_level(self._level, 0), None, self.config.stop_required)
+        sample = rules.begin(draw_level(self._level, 0), None, self.config.stop_required, self.trail)
         self.observation_space = self.observation.space(sample)
 
     @property
@@ -169,7 +173,7 @@ class VisMazeEnv(gymnasium.Env):
         else:
             raise ValueError(f"maze={maze!r}: must be the text of a maze, or a Maze")
         self._check_size(maze)
-        return rules.begin(maze, limit, self.config.stop_required)
+        return rules.begin(maze, limit, self.config.stop_required, self.trail)
 
     def _check_size(self, maze: Maze) -> None:
         if (maze.height, maze.width) != (self._level.height, self._level.width):
@@ -256,7 +260,7 @@ class VisMazeEnv(gymnasium.Env):
         return self.picture.observe(state)
 
     def _info(self, state: MazeState, feedback: str, rewards: dict[str, float | None], excluded: bool) -> dict[str, Any]:
-        maze, cell, moves, limit, _ = state
+        maze, cell, moves, limit = state[:4]
         ending = self._ending
         if ending is _RUNNING:
             walls, width = maze.walls, maze.width

@@ -9,7 +9,8 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from mazeenv.board import Board
-from mazeenv.drawing import FLOOR, GOAL, PLAYER, WALL, coloured_sprite, colours
+from mazeenv.drawing import FLOOR, GOAL, PLAYER, WALL, colours, tiles
+from mazeenv.drawing import ON_GOAL as PLAYER_ON_GOAL
 from mazeenv.themes import THEMES
 from vismaze_hooks import Observation
 
@@ -49,7 +50,7 @@ class GenericFrames:
 
 
 class RgbFrames:
-    """The picture `rgb`. One row of a cell, `cell_px` pixels, is one element of a void type: NumPy copies that fastest."""
+    """The picture `rgb` in a flat theme. A row of a cell is one element of a void type: NumPy copies that fastest."""
 
     def __init__(self, board: Board, cell_px: int, theme: str) -> None:
         self._board = board
@@ -58,12 +59,12 @@ class RgbFrames:
         self._element = element = np.dtype((np.void, row))
         self._split = (count, height, cell_px, width, row)
         self._look()
-        flat = np.repeat(colours(THEMES[theme]), cell_px, axis=0).reshape(4, row)
+        flat = np.repeat(colours(THEMES[theme])[:4], cell_px, axis=0).reshape(4, row)
         self._flat = flat.view(element)[:, 0]  # a row of a cell in each colour
-        tiles = np.repeat(flat[:, None], cell_px, axis=1)
-        tiles[PLAYER] = coloured_sprite(cell_px, theme, FLOOR).reshape(cell_px, row)
-        tiles[ON_GOAL] = coloured_sprite(cell_px, theme, GOAL).reshape(cell_px, row)
-        self._tiles = tiles.view(element)[..., 0]  # [4, px], by what is put
+        put = np.repeat(flat[:, None], cell_px, axis=1)
+        drawn = tiles(cell_px, THEMES[theme]).reshape(-1, cell_px, row)
+        put[PLAYER], put[ON_GOAL] = drawn[PLAYER], drawn[PLAYER_ON_GOAL]
+        self._tiles = put.view(element)[..., 0]  # [4, px], by what is put
         self._what = np.repeat([FLOOR, PLAYER], count)
         self._usual = self._tiles[self._what]  # a step that neither leaves nor enters the goal
         self._twice = np.tile(np.arange(count), 2)
@@ -90,14 +91,14 @@ class RgbFrames:
     def move(self, before: np.ndarray) -> None:
         board, count = self._board, len(before)
         cells = np.concatenate([before, board.cell])  # first left, then entered: of a cell put twice the last counts
-        tiles = self._usual
+        put = self._usual
         on_goal = cells == np.concatenate([board.goal, board.goal])
         if np.count_nonzero(on_goal):
             what = self._what.copy()
             what[:count][on_goal[:count]] = GOAL
             what[count:][on_goal[count:]] = ON_GOAL
-            tiles = self._tiles[what]
-        self._view[self._twice, self._row.take(cells), :, self._column.take(cells)] = tiles
+            put = self._tiles[what]
+        self._view[self._twice, self._row.take(cells), :, self._column.take(cells)] = put
 
     def _put(self, which: np.ndarray, cells: np.ndarray, tiles: np.ndarray) -> None:
         self._view[which, self._row[cells], :, self._column[cells]] = self._tiles[tiles]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from mazeenv import grid
-from mazeenv.integers import Integers, mix64
+from vismaze_hooks.integers import Integers, mix64
 
 Generator = Callable[[int, int, Integers], bytes]
 """`(height, width, integers)` -> walls, `height·width` bytes, 1 wall and 0 floor; the board is connected."""

@@ -7,9 +7,9 @@ from typing import Literal
 
 from mazeenv import grid
 from mazeenv.generators import Generator, wilson
-from mazeenv.integers import Integers
 from mazeenv.maze import Maze, check_size
 from mazeenv.openings import braid, open_loops
+from vismaze_hooks.integers import Integers
 
 ATTEMPTS = 20_000  # draws before a request counts as impossible
 

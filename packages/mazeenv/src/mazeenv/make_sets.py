@@ -10,10 +10,10 @@ from pathlib import Path
 
 from mazeenv import grid
 from mazeenv.fixed import write_lines
-from mazeenv.integers import Integers
 from mazeenv.levels import Level, draw_level
 from mazeenv.maze import Maze
 from mazeenv.symmetry import canonical_hash, walls_hash
+from vismaze_hooks.integers import Integers
 
 BINS_7X7 = ((2, 4), (6, 8), (10, 12), (14, 16))
 BINS_EASY = ((12, 12), (16, 16))  # what VisGym's 20 turns, one of them the stop, leave solvable between corners

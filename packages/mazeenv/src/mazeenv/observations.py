@@ -1,16 +1,17 @@
-"""How a state is shown: records of a space and a pure function."""
+"""How a state is shown: records of a space and a pure function. The functions are methods of records, for pickling."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import radians
 from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
 
-from mazeenv import drawing
+from mazeenv import drawing, raycast, sizes
 from mazeenv.state import MazeState
-from mazeenv.themes import THEMES
+from mazeenv.themes import THEMES, look
 from vismaze_hooks import Observation, pick
 
 if TYPE_CHECKING:
@@ -19,14 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Picture:
-    """The maze from above in flat colours. A record of functions rather than closures, so that it can be pickled."""
+    """The maze from above in flat colours."""
 
-    cell_px: int
+    cell_px: int | str
     theme: str
 
     def space(self, state: MazeState) -> spaces.Box:
-        shape = (state.maze.height * self.cell_px, state.maze.width * self.cell_px, 3)
-        return spaces.Box(0, 255, shape, np.uint8)
+        return _image(sizes.picture_size(state.maze.height, state.maze.width, self.cell_px))
 
     def observe(self, state: MazeState) -> np.ndarray:
         return drawing.draw_rgb(state, self.cell_px, self.theme)
@@ -34,18 +34,149 @@ class Picture:
     def palette_image(self, state: MazeState) -> Image.Image:
         return drawing.draw_palette(state, self.cell_px, self.theme)
 
+    def legend(self, state: MazeState) -> str:
+        return f"A maze from above: {look(self.theme, state.maze).legend}"
 
-def rgb(*, cell_px: int = 32, theme: str = "plain") -> Observation:
+
+def rgb(*, cell_px: int | str = 32, theme: str = "plain") -> Observation:
     """Make the picture from above: uint8 [height·cell_px, width·cell_px, 3].
 
+    Args:
+        cell_px: pixels per cell, or a model whose visual token then is one cell: "qwen2.5-vl" (28) or "qwen3-vl" (32, and a
+            rim as thick as its least picture needs).
+
     Raises:
-        ValueError: `cell_px` is not a whole number from 1 to 256, or the theme is unknown.
+        ValueError: `cell_px` is neither a whole number from 1 to 256 nor a known name, or the theme is unknown.
     """
-    if isinstance(cell_px, bool) or not isinstance(cell_px, int) or not 1 <= cell_px <= 256:
-        raise ValueError(f"cell_px={cell_px!r}: must be a whole number of pixels from 1 to 256")
+    sizes.cell_size(cell_px)
     pick("theme", theme, THEMES)
     picture = Picture(cell_px, theme)
-    return Observation("image", picture.space, picture.observe, palette_image=picture.palette_image)
+    return Observation("image", picture.space, picture.observe, palette_image=picture.palette_image, legend=picture.legend)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """The cells around the player, who is always in the middle."""
+
+    view: int
+    fog: bool
+    cell_px: int | str
+    theme: str
+
+    def space(self, state: MazeState) -> spaces.Box:
+        return _image(sizes.picture_size(self.view, self.view, self.cell_px))
+
+    def cells(self, state: MazeState) -> np.ndarray:
+        """Return the kinds of the cells that are shown, uint8 [view, view]."""
+        reach = self.view // 2
+        every = np.pad(drawing.kinds(state), reach, constant_values=drawing.WALL)
+        row, column = divmod(state.cell, state.maze.width)
+        window = (slice(row, row + self.view), slice(column, column + self.view))
+        shown = every[window]
+        if self.fog:
+            seen = np.pad(in_sight(state), reach)[window]
+            shown = np.where(seen, shown, np.uint8(drawing.FOG))
+        return shown
+
+    def observe(self, state: MazeState) -> np.ndarray:
+        chosen = look(self.theme, state.maze)
+        drawn = drawing.lay(self.cells(state), drawing.tiles(sizes.cell_size(self.cell_px).cell_px, chosen))
+        size = sizes.picture_size(self.view, self.view, self.cell_px)
+        if drawn.shape[:2] == size:
+            return drawn
+        picture = np.full((*size, 3), chosen.fog if self.fog else chosen.wall, dtype=np.uint8)
+        picture[: drawn.shape[0], : drawn.shape[1]] = drawn
+        return picture
+
+    def legend(self, state: MazeState) -> str:
+        fog = ", squares out of your sight are covered" if self.fog else ""
+        return f"The part of a maze around you, from above: {look(self.theme, state.maze).legend}{fog}"
+
+
+def in_sight(state: MazeState) -> np.ndarray:
+    """Return which cells the player sees, bool [height, width]: along the four straight ways to the first wall, and the
+    cells that touch those, corners included."""
+    maze = state.maze
+    seen = np.zeros((maze.height, maze.width), dtype=np.bool_)
+    for step in (-maze.width, maze.width, -1, 1):
+        cell = state.cell
+        while not maze.walls[cell]:  # the rim is wall, so every way ends, and what touches it is on the board
+            row, column = divmod(cell, maze.width)
+            seen[row - 1 : row + 2, column - 1 : column + 2] = True
+            cell += step
+    return seen
+
+
+def egocentric(*, view: int = 5, fog: bool = False, cell_px: int | str = 32, theme: str = "plain") -> Observation:
+    """Make the crop around the player: uint8 [view·cell_px, view·cell_px, 3]; beyond the board stand walls.
+
+    Args:
+        view: cells a side, odd.
+        fog: cover what is not in a straight line from the player, or beside such a line.
+
+    Raises:
+        ValueError: a value out of range, or an unknown theme or cell size.
+    """
+    if isinstance(view, bool) or not isinstance(view, int) or not 3 <= view <= 99 or view % 2 == 0:
+        raise ValueError(f"view={view!r}: must be an odd number of cells from 3 to 99")
+    if not isinstance(fog, bool):
+        raise ValueError(f"fog={fog!r}: must be true or false")
+    sizes.cell_size(cell_px)
+    pick("theme", theme, THEMES)
+    crop = Crop(view, fog, cell_px, theme)
+    return Observation("image", crop.space, crop.observe, legend=crop.legend)
+
+
+@dataclass(frozen=True)
+class Inside:
+    """The maze from where the player stands, looking up on the map."""
+
+    height: int
+    width: int
+    fov: int
+    theme: str
+
+    def space(self, state: MazeState) -> spaces.Box:
+        return _image((self.height, self.width))
+
+    def observe(self, state: MazeState) -> np.ndarray:
+        theme, size = look(self.theme, state.maze), (self.height, self.width)
+        return raycast.view(state.maze, state.cell, raycast.HEADINGS[0], size, radians(self.fov), theme)
+
+    def legend(self, state: MazeState) -> str:
+        around = (
+            "the middle of the picture is up, a quarter to the left of it is left, a quarter to the right is right, both edges "
+            "are down"
+            if self.fov == 360
+            else f"the middle of the picture is up, {self.fov // 2} degrees are seen to each side"
+        )
+        return f"A maze from inside: {around}; the goal is the pillar that stands on the floor"
+
+
+def first_person(*, width: int = 256, height: int = 128, fov: int = 360, theme: str = "plain") -> Observation:
+    """Make the view from inside the maze: uint8 [height, width, 3]. Moves stay those of the map: up is straight ahead.
+
+    Args:
+        fov: degrees from the left edge to the right; 360 is all around.
+
+    Raises:
+        ValueError: a value out of range, or an unknown theme.
+    """
+    check_view(width, height, fov)
+    pick("theme", theme, THEMES)
+    inside = Inside(height, width, fov, theme)
+    return Observation("image", inside.space, inside.observe, legend=inside.legend)
+
+
+def check_view(width: int, height: int, fov: int) -> None:
+    """Refuse the sizes of a view from inside that cannot be drawn.
+
+    Raises:
+        ValueError: names the option and its range.
+    """
+    for name, value, least, most in (("width", width, 8, 2048), ("height", height, 8, 2048), ("fov", fov, 30, 360)):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"{name}={value!r}: must be a whole number from {least} to {most}")
 
 
 @dataclass(frozen=True)
@@ -64,6 +195,9 @@ class Letters:
 
     def to_text(self, observation: np.ndarray) -> str:
         return "\n".join(bytes(row).decode("ascii") for row in observation)
+
+    def legend(self, state: MazeState) -> str:
+        return "A maze from above: # is a wall, . is free, A is you, G is the goal, @ is you on the goal"
 
 
 @dataclass(frozen=True)
@@ -88,10 +222,14 @@ _CODES = bytes.maketrans(b"\0\1", b".#")
 def ascii() -> Observation:
     """Make the board as letter codes, uint8 [height, width]; as text, rows of letters."""
     letters = Letters()
-    return Observation("text", letters.space, letters.observe, to_text=letters.to_text)
+    return Observation("text", letters.space, letters.observe, to_text=letters.to_text, legend=letters.legend)
 
 
 def symbolic() -> Observation:
     """Make planes of zeros and ones, uint8 [4, height, width]: walls, free cells, player, goal."""
     planes = Planes()
     return Observation("array", planes.space, planes.observe)
+
+
+def _image(size: tuple[int, int]) -> spaces.Box:
+    return spaces.Box(0, 255, (*size, 3), np.uint8)

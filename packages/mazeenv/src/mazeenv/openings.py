@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mazeenv import grid
-from mazeenv.integers import MASK, Integers
+from vismaze_hooks.integers import MASK, Integers
 
 
 def braid(walls: bytes, height: int, width: int, fraction: float, integers: Integers) -> bytes:

@@ -15,12 +15,22 @@ def vismaze_environments() -> Mapping[str, Callable[..., EnvironmentOffer]]:
 
 @hookimpl
 def vismaze_observations() -> Mapping[str, Callable[..., Observation]]:
-    return {"rgb": observations.rgb, "ascii": observations.ascii, "symbolic": observations.symbolic}
+    return {
+        "rgb": observations.rgb,
+        "egocentric": observations.egocentric,
+        "first_person": observations.first_person,
+        "ascii": observations.ascii,
+        "symbolic": observations.symbolic,
+    }
 
 
 @hookimpl
 def vismaze_rewards() -> Mapping[str, Callable[..., Reward]]:
-    return {"sparse": rewards.sparse, "progress": rewards.progress, "invalid_penalty": rewards.invalid_penalty}
+    return {
+        "progress": rewards.progress,
+        "shortest_path": rewards.shortest_path,
+        "invalid_penalty": rewards.invalid_penalty,
+    }
 
 
 @hookimpl

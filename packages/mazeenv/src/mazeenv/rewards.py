@@ -5,10 +5,6 @@ from __future__ import annotations
 from vismaze_hooks import Ending, Reward, Transition
 
 
-def sparse_value(transition: Transition) -> float:
-    return 1.0 if transition.ending is Ending.SUCCESS else 0.0
-
-
 def _progress(transition: Transition) -> float:
     before, after = transition.before, transition.after
     to_goal = before.maze.to_goal
@@ -23,9 +19,17 @@ def _invalid_penalty(transition: Transition) -> float:
     return 0.0 if moved else -1.0
 
 
-def sparse() -> Reward:
-    """Make the reward 1.0 for reaching the goal within the limit, else 0.0."""
-    return sparse_value
+def _shortest_path(transition: Transition) -> float:
+    after = transition.after
+    return after.maze.shortest / after.moves if transition.ending is Ending.SUCCESS else 0.0
+
+
+def shortest_path() -> Reward:
+    """Make the reward for reaching the goal, less for a longer way: shortest path / moves used, so 1.0 for a shortest one.
+
+    That is SPL of a single episode (Anderson et al., arXiv 1807.06757); a stop that must be said counts as a move.
+    """
+    return _shortest_path
 
 
 def progress() -> Reward:

@@ -24,8 +24,8 @@ def default_limit(maze: Maze, stop_required: bool = False) -> int:
     return maze.shortest + SPARE_MOVES + stop_required
 
 
-def begin(maze: Maze, limit: int | None = None, stop_required: bool = False) -> MazeState:
-    """Return the state at the start of an episode.
+def begin(maze: Maze, limit: int | None = None, stop_required: bool = False, trail: bool = False) -> MazeState:
+    """Return the state at the start of an episode; with `trail` it records where one has been.
 
     Raises:
         ValueError: the limit is no whole number, or under what the shortest solution needs.
@@ -37,7 +37,7 @@ def begin(maze: Maze, limit: int | None = None, stop_required: bool = False) -> 
     elif limit < maze.shortest + stop_required or maze.shortest == UNREACHABLE:
         needed = f"{maze.shortest} moves" + (" and a stop" if stop_required else "")
         raise ValueError(f"max_moves={limit}: this maze cannot be solved within it, its shortest solution has {needed}")
-    return MazeState(maze, maze.start, 0, limit, stop_required)
+    return MazeState(maze, maze.start, 0, limit, stop_required, bytes(len(maze.walls)) if trail else None)
 
 
 def advance(state: MazeState, action: int | None) -> tuple[MazeState, Ending, str]:
@@ -46,7 +46,7 @@ def advance(state: MazeState, action: int | None) -> tuple[MazeState, Ending, st
     A bump and an unreadable answer each use one move. Reaching the goal ends the episode at once, on the last move too;
     under `stop_required` only a stop does, and on the goal it succeeds. A stop off the goal fails.
     """
-    maze, cell, moves, limit, stop_required = state
+    maze, cell, moves, limit, stop_required, trail = state
     ending, feedback, moves = _RUNNING, MOVED, moves + 1
     if action is None:
         feedback = UNREADABLE
@@ -58,9 +58,11 @@ def advance(state: MazeState, action: int | None) -> tuple[MazeState, Ending, st
         if maze.walls[to]:
             feedback = BUMPED
         else:
+            if trail is not None:
+                trail = trail[:cell] + b"\1" + trail[cell + 1 :]
             cell = to
             if cell == maze.goal and not stop_required:
                 ending, feedback = Ending.SUCCESS, SOLVED
     if ending is _RUNNING and moves >= limit:
         ending, feedback = Ending.LIMIT, f"{feedback} {OUT_OF_MOVES}".lstrip()
-    return MazeState(maze, cell, moves, limit, stop_required), ending, feedback
+    return MazeState(maze, cell, moves, limit, stop_required, trail), ending, feedback

@@ -18,3 +18,4 @@ class MazeState(NamedTuple):
     moves: int  # actions used so far, bumps and unreadable answers included
     limit: int  # actions allowed
     stop_required: bool = False  # VisGym's rule: only a stop on the goal succeeds
+    trail: bytes | None = None  # for each cell whether it was walked on, 1 or 0; None: not recorded, as nothing shows it

@@ -10,7 +10,7 @@ from gymnasium.utils import seeding
 from mazeenv.batch import Mazes, draw_levels
 from mazeenv.board import open_exits
 from mazeenv.config import MazeConfig
-from mazeenv.integers import MASK
+from vismaze_hooks.integers import MASK
 
 AHEAD = 16  # mazes kept ready per environment
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from mazeenv import fixed, rules
 from mazeenv.config import MazeConfig
-from mazeenv.integers import MASK, mix64
 from mazeenv.levels import ATTEMPTS, Level, attempt
 from mazeenv.maze import Maze
 from mazeenv.symmetry import canonical_hash, walls_hash
 from vismaze_hooks import Task, pick
+from vismaze_hooks.integers import MASK, mix64
 
 
 def maze_task(maze: Maze, uid: str, config: MazeConfig, extra_moves: int = 0) -> Task:

@@ -64,10 +64,10 @@ class VisMazeVectorEnv(VectorEnv):
         self.single_action_space, self.single_observation_space = single.action_space, single.observation_space
         self.action_space = batch_space(single.action_space, num_envs)
         self.observation_space = batch_space(single.observation_space, num_envs)
-        self._board = Board(single.config, num_envs)
+        self._board = Board(single.config, num_envs, single.trail)
         self._supply = Supply(single.config, num_envs, group_size)
         self._sparse = sparse_weight(single.reward)
-        native = single.observation is single.picture
+        native = single.observation is single.picture and isinstance(single.cell_px, int) and single.is_flat
         self._frames: Frames = (
             RgbFrames(self._board, single.cell_px, single.theme)
             if native

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from mazeenv.grammars import GRAMMARS
 from mazeenv.grid import WORDS
-from mazeenv.themes import THEMES
 
 if TYPE_CHECKING:
     from mazeenv.env import VisMazeEnv
@@ -15,12 +14,9 @@ if TYPE_CHECKING:
 def prompt(env: VisMazeEnv, grammar: str = "tags") -> str:
     """Return the task in words: what is seen, what wins, how many moves, how to answer."""
     state = env.state
-    if env.observation.modality == "text":
-        legend = "# is a wall, . is free, A is you, G is the goal, @ is you on the goal"
-    else:
-        legend = THEMES[env.theme].legend
+    legend = env.observation.legend(state) if env.observation.legend is not None else "A maze"
     finish = "Walk onto the goal, then stop." if state.stop_required else "Walk onto the goal; a stop anywhere else loses."
     return (
-        f"A maze from above: {legend}. {finish} You have {state.limit - state.moves} moves; a bump into a wall or an "
+        f"{legend}. {finish} You have {state.limit - state.moves} moves; a bump into a wall or an "
         f"unreadable answer uses one. {GRAMMARS[grammar].describe(WORDS)}"
     )

@@ -173,7 +173,7 @@ MAY_CHANGE = (
     "trackers",
     "train.verify",
 )
-"""Keys (or sections) in which a continued run may differ: they change no number of the training."""
+"""Keys (or sections) in which a continued run may differ: they change no number of the training, or last digits (`learner`)."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

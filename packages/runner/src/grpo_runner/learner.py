@@ -172,6 +172,19 @@ class Learner:
             gap.compare(entry, plan.samples, logprobs)
         return scores
 
+    def logprobs(self, samples: Sequence[Sample], *, adapter: bool = True) -> list[torch.Tensor]:
+        """Return the log-probs of each sample's trained tokens under the current weights: one [trained] per sample.
+
+        Args:
+            adapter: False: by the base model.
+        """
+        entries = self.scorer.entries(samples)
+        together = entries[0] if self._group is not None and entries else None  # every rank scores all of them
+        with nullcontext() if adapter else self._adapter_off():
+            scores = self.scorer.logprobs(entries, filler=together, group=self._group)
+        found = {use: score for entry, score in zip(entries, scores, strict=True) for use in entry.uses}
+        return [found[n] for n in range(len(samples))]
+
     def gradient(self, plan: Plan, loss: LossSettings, gap: Gap | None) -> Metrics:
         """Leave the gradient of one optimizer step in `.grad`: token mean over all its kept tokens.
 
@@ -244,14 +257,6 @@ class Learner:
 
     def _adapter_off(self) -> AbstractContextManager[None]:
         return self.policy.peft.disable_adapter() if self.policy.peft is not None else nullcontext()
-
-    def score(self, samples: Sequence[Sample], *, adapter: bool = True) -> list[torch.Tensor]:
-        """Return the log-probs of each sample's trained tokens, with the adapter or without: one [trained] each, on the CPU."""
-        entries = self.scorer.entries(samples)
-        with nullcontext() if adapter else self._adapter_off():
-            scores = self.scorer.logprobs(entries)
-        found = {use: score.cpu() for entry, score in zip(entries, scores, strict=True) for use in entry.uses}
-        return [found[number] for number in range(len(samples))]
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return every trained weight whole, by name. Without ranks these are the weights themselves, no copy."""

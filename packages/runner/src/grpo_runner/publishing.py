@@ -11,18 +11,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from grpo_runner.adapters import check_same, read_adapter
-from grpo_runner.learner import Learner
 from grpo_runner.ledger import Sample
 from grpo_runner.pictures import identify
-from grpo_runner.ranks import Team
 from vismaze_hooks import Completion, Engine, ReleasingEngine, Request
 
 ROUNDING = 0.5  # a log-prob gap that no rounding of numbers explains
+
+
+class Score(Protocol):
+    """Samples -> the log-probs of each one's trained tokens."""
+
+    def __call__(self, samples: Sequence[Sample], *, adapter: bool = True) -> list[torch.Tensor]: ...
 
 
 class CanaryError(RuntimeError):
@@ -43,15 +48,15 @@ class Gap:
 class Canary:
     """Fixed questions that trainer and engine must answer with the same log-probs."""
 
-    def __init__(self, learner: Learner | Team, requests: Sequence[Request], tolerance: float | None) -> None:
+    def __init__(self, score: Score, requests: Sequence[Request], tolerance: float | None) -> None:
         """
         Args:
-            learner: scores what the engine sampled.
+            score: the trainer's log-probs of samples, with the adapter or without: `Learner.logprobs`.
             requests: with pictures, long enough to fill a block of the engine's cache.
             tolerance: largest allowed difference; None: three times what `measure` finds without an adapter.
         """
         self.tolerance = tolerance
-        self._learner = learner
+        self._score = score
         self._requests = list(requests)
 
     def measure(self, engine: Engine) -> float:
@@ -118,8 +123,8 @@ class Canary:
         asked = [_blinded(r) for r in self._requests] if blind else self._requests
         samples = [_sample(n, r, c) for n, (r, c) in enumerate(zip(asked, completions, strict=True))]
         found = Gap(0.0, "no token")
-        for number, logprobs in enumerate(self._learner.score(samples, adapter=adapter)):
-            differences = np.abs(samples[number].sampler_logprobs - logprobs.double().numpy())
+        for number, (sample, logprobs) in enumerate(zip(samples, self._score(samples, adapter=adapter), strict=True)):
+            differences = np.abs(sample.sampler_logprobs - logprobs.double().cpu().numpy())
             if not differences.max() <= found.largest:
                 found = Gap(float(differences.max()), f"question {number}, token {int(differences.argmax())}")
         return found
@@ -170,30 +175,28 @@ def lent(engine: Engine, phase: Callable[[str], AbstractContextManager[None]]) -
 
 
 def trained_halves(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the LoRA matrices among trained weights: module -> A [rank, in], B [out, rank]. Empty without LoRA."""
+    """Return the LoRA matrices in training: module -> A [rank, in], B [out, rank]."""
     found: dict[str, dict[str, torch.Tensor]] = {}
-    for name, weight in weights.items():
-        module, lora, rest = name.rpartition(".lora_")
-        if lora:
-            found.setdefault(module, {})[rest[0]] = weight.detach()
+    for name, value in weights.items():
+        module, _, rest = name.rpartition(".lora_")
+        found.setdefault(module, {})[rest[0]] = value.detach()
     return {module: (halves["A"], halves["B"]) for module, halves in found.items()}
 
 
-def publish_proved(
-    engine: Engine, canary: Canary | None, folder: Path, weights: Mapping[str, torch.Tensor], *, version: int
+def publish_weights(
+    engine: Engine, canary: Canary | None, folder: Path, version: int, *, adapter: Mapping[str, torch.Tensor] | None
 ) -> dict[str, float]:
-    """Load a committed folder into the engine and prove it. Returns metrics.
+    """Load a folder of weights into the engine and prove that they are there. Returns metrics.
 
     Args:
-        weights: those in training, whole, by name.
+        adapter: the LoRA matrices in training, which the folder must hold; None for whole models.
 
     Raises:
-        AdapterError: the folder does not hold the weights in training.
+        AdapterError: the file does not hold the weights in training.
         CanaryError: trainer and engine disagree.
         Whatever the engine raises when it does not hold what it was given.
     """
-    halves = trained_halves(weights)
-    if halves:
-        check_same(read_adapter(folder), halves, folder)
+    if adapter is not None:
+        check_same(read_adapter(folder), trained_halves(adapter), folder)
     engine.publish(folder, version)
     return canary.check(engine, version) if canary is not None else {}

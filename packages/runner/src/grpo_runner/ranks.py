@@ -97,9 +97,9 @@ class Team:
         rates = [lr(number) for number in range(len(groups))]
         return self._all("policy_step", batch, groups, loss=loss, lr=rates.__getitem__, verify=verify)
 
-    def score(self, samples: Sequence[Sample], *, adapter: bool = True) -> list[torch.Tensor]:
-        """As `Learner.score`."""
-        return self._all("score", samples, adapter=adapter)
+    def logprobs(self, samples: Sequence[Sample], *, adapter: bool = True) -> list[torch.Tensor]:
+        """As `Learner.logprobs`."""
+        return self._all("logprobs", samples, adapter=adapter)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """As `Learner.weights`: gathered from all ranks."""

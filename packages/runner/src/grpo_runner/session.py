@@ -200,7 +200,7 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
         processors = load_processors(Path(config.model.path))
         rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
         canary = make_canary(config, draw, rollouts, learner)
-        if canary is not None and config.train.weights == "lora":
+        if canary is not None and learner.policy.peft is not None:
             run.event("canary_measured", gap=canary.measure(engine))
         store = CheckpointStore(
             folder / "checkpoints",
@@ -266,7 +266,7 @@ def make_canary(config: Config, draw: Callable[[int], Task], rollouts: Rollouts,
     tasks = [draw(derive_seed(config.run.seed, "canary", n)) for n in range(count)]
     seeds = [derive_seed(config.run.seed, "canary answer", n) for n in range(count)]
     requests = rollouts.questions(tasks, play_settings(config), seeds, turns=2)
-    return Canary(learner, requests, None if isinstance(verify, str) else verify)
+    return Canary(learner.logprobs, requests, None if isinstance(verify, str) else verify)
 
 
 def make_engine(config: Config, plugins: Plugins) -> Engine:

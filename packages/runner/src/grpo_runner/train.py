@@ -17,7 +17,7 @@ from grpo_runner.evaluate import Outcome, check_disjoint, evaluate, outcome, rea
 from grpo_runner.learner import Batch, LossSettings
 from grpo_runner.ledger import Sample, Trajectory, samples_of
 from grpo_runner.policy import digest, save_weights
-from grpo_runner.publishing import lent, publish_proved
+from grpo_runner.publishing import lent, publish_weights
 from grpo_runner.rollout import training_seed
 from grpo_runner.seeds import derive_seed
 from grpo_runner.session import Session
@@ -144,10 +144,13 @@ def counts(engine: Engine) -> dict[str, float]:
 def publish(session: Session, step: int) -> dict[str, float]:
     """Write the weights to `sync/`, load them into the engine, prove that they are there. Returns metrics."""
     name = f"step_{step:08d}-{session.run.attempt:04d}"
-    parent, weights = session.run.path / "sync", session.learner.weights()
+    parent = session.run.path / "sync"
+    weights = session.learner.weights()
     if not (parent / name).exists():
         session.commit(parent, name, lambda f: save_weights(session.policy, f, weights), {"step": step})
-    metrics = publish_proved(session.engine, session.canary, parent / name, weights, version=step)
+    metrics = publish_weights(
+        session.engine, session.canary, parent / name, step, adapter=weights if session.policy.peft is not None else None
+    )
     session.version = step
     ring(parent, 3)
     return metrics

@@ -40,7 +40,7 @@ def write_state(folder: Path, state: State, group: dist.ProcessGroup | None) -> 
 
     Raises:
         torch.distributed.checkpoint.api.CheckpointException: a rank failed; no `Exception`. It comes to every rank.
-        OSError: the disk refused (one process).
+        OSError: the disk refused.
     """
     if group is None:
         save_file(state, folder / "state.safetensors")
@@ -48,8 +48,9 @@ def write_state(folder: Path, state: State, group: dist.ProcessGroup | None) -> 
     dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True), process_group=group)
     failed: list[str | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(failed, _synced(folder, dist.get_rank(group)), group=group)  # nobody seals before all are through
-    if any(failed):
-        raise OSError(f"ranks could not sync what they wrote: { {rank: error for rank, error in enumerate(failed) if error} }")
+    problems = [f"rank {rank}: {error}" for rank, error in enumerate(failed) if error]
+    if problems:
+        raise OSError(f"what was written to {folder} may not be on the disk: {'; '.join(problems)}")
 
 
 def _synced(folder: Path, rank: int) -> str | None:

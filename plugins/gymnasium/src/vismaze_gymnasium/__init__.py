@@ -1,0 +1,1 @@
+"""Any Gymnasium environment with frames and discrete actions, in words."""

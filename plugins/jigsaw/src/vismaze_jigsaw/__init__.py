@@ -1,0 +1,1 @@
+"""Jigsaw puzzles of procedural pictures."""

@@ -1,0 +1,1 @@
+"""Sliding blocks: bring the red one to the exit."""
