@@ -58,7 +58,7 @@ class Row:
     instant: str
     died_in: str
     committed: int  # newest step whose checkpoint had been reported
-    resumed: int | None = None  # step that the next start went on from; None: it did not come so far
+    resumed: int | None = None  # step that the next start to come so far went on from; None: none did
 
     @property
     def lost_steps(self) -> int:
@@ -157,10 +157,11 @@ def campaign(place: Path, kills: int, seed: int) -> dict[str, Any]:
             attempt += 1
             instant = draw(chance, phase_of(len(rows), seed), counted) if len(rows) < kills else Instant("none")
             ended = start(config_of(place, run.name), plugins, instant, shared, log)
-            if rows and rows[-1].run == number:
-                came = told(run, "resumed", attempt) or ([0] if told_start(run, attempt) else [])
-                rows[-1] = replace(rows[-1], resumed=came[0] if came else None)
-                show(len(rows), rows[-1])
+            came = told(run, "resumed", attempt) or ([0] if told_start(run, attempt) else [])
+            waiting = [n for n, row in enumerate(rows) if row.run == number and row.resumed is None]
+            for n in waiting if came or ended != -signal.SIGKILL else []:  # a start may be killed before it has resumed
+                rows[n] = replace(rows[n], resumed=came[0] if came else None)
+                show(n + 1, rows[n])
             if ended == -signal.SIGKILL:
                 committed = max(told(run, "checkpoint_committed"), default=0)
                 rows.append(Row(number, attempt, instant.phase, str(instant), shown(shared), committed))

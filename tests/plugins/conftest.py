@@ -29,7 +29,7 @@ GAMES: dict[str, tuple[str, dict[str, Any]]] = {
             "env": "CliffWalking-v1",
             "words": ["up", "right", "down", "left"],
             "success": "terminated",
-            "scramble": 20,
+            "scramble": 8,
             "shrink": 15,
             "evaluation": 8,
             "tuning": 8,

@@ -15,7 +15,7 @@ from vismaze_hooks.text import make_text_environment
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame, where a foreign environment draws with it, needs no screen
 SEEDS = 1_000
-FEWER = 200  # where drawing the frames of somebody else's environment takes most of the time
+FEWER = 50  # where drawing the frames of somebody else's environment takes most of the time
 
 
 def offer_of(game):
