@@ -128,23 +128,22 @@ class Foreign:
         raise ValueError(f"{self.config.env}: no start that can be solved within the limit in {ATTEMPTS} draws")
 
     def _wander(self, seed: int, steps: int, integers: Integers) -> tuple[int, ...]:
-        """Return up to so many random actions, each to a picture that was not there before and does not end the episode.
+        """Return up to so many random actions, each to an observation that was not there before, none ending the episode.
 
         Actions drawn without looking mostly lead back to where they began: into walls, to and fro, off a cliff.
         """
         walked: tuple[int, ...] = ()
-        seen = {_key(self.simulator.play(seed, walked).frame.tobytes())}
+        seen = {self.simulator.play(seed, walked, frame=False).observation}
         for _ in range(steps):
             choices = list(self.numbers)
             integers.shuffle(choices)
             for number in choices:
-                moment = self.simulator.play(seed, (*walked, number))
-                shown = _key(moment.frame.tobytes())
-                if shown not in seen and not _ended(moment):
+                moment = self.simulator.play(seed, (*walked, number), frame=False)
+                if moment.observation not in seen and not _ended(moment):
                     break
             else:
                 return walked
-            seen.add(shown)
+            seen.add(moment.observation)
             walked = (*walked, number)
         return walked
 

@@ -17,6 +17,7 @@ class Moment(NamedTuple):
     rewards: tuple[float, ...]  # one for each action
     terminated: bool
     truncated: bool
+    observation: str  # the environment's own, as it prints
 
 
 class Simulator:
@@ -53,12 +54,13 @@ class Simulator:
         actions = tuple(actions)
         live = self._made()
         if seed != self._seed or actions[: len(self._actions)] != self._actions:
-            live.reset(seed=seed)
-            self._seed, self._actions, self._moment = seed, _NO_ACTIONS, _BEGINNING
+            seen, _ = live.reset(seed=seed)
+            self._seed, self._actions, self._moment = seed, _NO_ACTIONS, _BEGINNING._replace(observation=str(seen))
         for action in actions[len(self._actions) :]:
-            _, reward, terminated, truncated, _ = live.step(action)
+            seen, reward, terminated, truncated, _ = live.step(action)
             paid = (*self._moment.rewards, float(reward))
-            self._actions, self._moment = (*self._actions, action), Moment(_NO_FRAME, paid, bool(terminated), bool(truncated))
+            self._actions = (*self._actions, action)
+            self._moment = Moment(_NO_FRAME, paid, bool(terminated), bool(truncated), str(seen))
         return self._moment._replace(frame=self._picture(live)) if frame else self._moment
 
     def close(self) -> None:
@@ -91,4 +93,4 @@ class Simulator:
 
 _NO_FRAME = np.zeros((0, 0, 3), dtype=np.uint8)
 _NO_ACTIONS: tuple[int, ...] = ()
-_BEGINNING = Moment(_NO_FRAME, (), False, False)
+_BEGINNING = Moment(_NO_FRAME, (), False, False, "")
