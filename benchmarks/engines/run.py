@@ -36,6 +36,7 @@ class HuggingFace:
 
     def __init__(self, policy: Policy, base: Path) -> None:
         self.policy, self.encoded = policy, 0
+        policy.core.set_attn_implementation("sdpa")  # the runner's own needs to be told how large the pictures are
         self._processors = load_processors(base)
         self._rows = RowBuilder(self._processors)
 
