@@ -15,11 +15,11 @@ from grpo_core import group_advantages
 from grpo_runner.agreement import DisagreementError, Gap
 from grpo_runner.engine_local import LocalEngine
 from grpo_runner.learner import Batch, Learner, LossSettings
-from grpo_runner.ledger import Trajectory, samples_of
+from grpo_runner.ledger import Sample, Trajectory, samples_of
 from grpo_runner.pictures import FeatureCache, identify
-from grpo_runner.policy import Lora, Policy, digest, load_processors, save_weights
+from grpo_runner.policy import Lora, Policy, Row, digest, load_processors, save_weights
 from grpo_runner.rollout import Rollouts, RolloutSettings, training_seed
-from grpo_runner.scoring import Scorer
+from grpo_runner.scoring import Entry, Scorer
 from vismaze_hooks import EnvironmentOffer
 
 LOSS = LossSettings("ppo", 0.2, 0.28, 0.0, 0.0)
@@ -289,3 +289,15 @@ def test_the_gradient_is_the_same_every_time_on_several_threads(tiny: Path, maze
             assert all(torch.equal(first[name], again[name]) for name in first)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_gap_that_is_no_number_stays_the_largest_and_stops_the_run() -> None:
+    def sample(value: float) -> Sample:
+        return Sample(0, (1, 2), (), np.array([1]), np.array([value]), np.array([0]))
+
+    entry = Entry(Row(np.array([1, 2]), np.zeros((3, 2)), ()), sample(0.0), np.array([1]), np.array([2]), (0,))
+    gap = Gap()
+    for value in (0.0, np.nan, 1e-3):  # what comes after must not hide it
+        gap.compare(entry, [sample(value)], torch.zeros(1))
+    with pytest.raises(DisagreementError, match="disagree by nan"):
+        gap.check(1e-4)
