@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM := .venv-vllm
-MEMBERS := packages/hooks packages/mazeenv[players] packages/grpo-core packages/runner
+MEMBERS := packages/hooks packages/mazeenv[players] packages/grpo-core packages/runner[ray]
 GAMES := klotski jigsaw matchstick firstperson
 EDITABLE := $(foreach member,$(MEMBERS),-e $(member)) -e plugins/fsspec[testing] $(foreach name,$(GAMES),-e plugins/$(name)) \
 	-e plugins/gymnasium[testing] -e examples/own-plugin
