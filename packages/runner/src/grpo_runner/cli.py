@@ -27,6 +27,11 @@ app.add_typer(config_app, name="config")
 
 ConfigFile = Annotated[Path, typer.Argument(help="a TOML file", metavar="CONFIG.toml")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="overrides, such as train.lr=3e-4", metavar="[key=value …]")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="the cluster, such as http://HEAD:8265; by default as RAY_ADDRESS says, or the one on this machine"),
+]
+JobId = Annotated[str, typer.Argument(metavar="JOB")]
 USER_ERROR, SIGNALLED, INTERRUPTED = 2, 128, 130
 
 
@@ -52,6 +57,10 @@ def messages() -> Iterator[None]:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
 
 
 def _open(path: Path, overrides: list[str] | None) -> tuple[Config, Plugins]:
@@ -184,6 +193,58 @@ def serve(
         _say(f"adapter {where}" + (f", {rate:.1%} solved in the run's evaluation" if rate is not None else ""))
         command = serve_command(settings, where, name=name, port=port, extra=context.args)
         raise typer.Exit(serve(command, name=name, port=port, tell=_say))
+
+
+@app.command()
+def submit(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    address: Address = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[=value]", help="a variable for the job; again for more")
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(min=0, help="times to submit again when the driver is killed or its node is lost")
+    ] = 3,
+    grace: Annotated[int, typer.Option(min=0, help="seconds that a stopped job has for its last checkpoint")] = 600,
+) -> None:
+    """Train as a job of a Ray cluster: stream its log, return its exit code. Ctrl-C leaves the job running."""
+    with messages():
+        from grpo_runner import jobs
+        from grpo_runner.config import load
+
+        settings = load(config, overrides or ())
+        plan = jobs.plan(config, settings, overrides or (), address=address, environment=env or (), grace=grace)
+        raise typer.Exit(jobs.run(plan, retries=retries, tell=_say, write=_write))
+
+
+@app.command()
+def status(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="one job; all by default")] = None,
+    address: Address = None,
+    follow: Annotated[bool, typer.Option("--follow", help="stream the job's log, return its exit code")] = False,
+) -> None:
+    """List the jobs of a Ray cluster: id, state, step, run folder."""
+    with messages():
+        from grpo_runner import job_server, jobs
+        from grpo_runner.config import ConfigError
+
+        if follow and job is None:
+            raise ConfigError("--follow needs a job")
+        client = job_server.connect(address)
+        found = job_server.jobs(client) if job is None else [job_server.find(client, job)]
+        print("\n".join(job_server.line(j) for j in found) or "no jobs", flush=True)
+        if follow:
+            raise typer.Exit(jobs.watch(address, str(job), tell=_say, write=_write))
+
+
+@app.command()
+def stop(job: JobId, address: Address = None) -> None:
+    """End a job of a Ray cluster: the run saves where it stands, and the same `submit` goes on from there."""
+    with messages():
+        from grpo_runner import job_server
+
+        print(job_server.line(job_server.stop(job_server.connect(address), job, _say)))
 
 
 @app.command()

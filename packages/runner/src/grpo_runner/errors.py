@@ -5,6 +5,7 @@ from __future__ import annotations
 from grpo_runner.attempts import Superseded
 from grpo_runner.config import ConfigError
 from grpo_runner.folders import UnknownSchemaError
+from grpo_runner.job_server import JobError
 from grpo_runner.recovery import ConfigMismatchError, ForeignRunError, NothingWholeError
 from vismaze_hooks import DuplicateNameError, UnknownNameError
 
@@ -13,6 +14,7 @@ USER_ERRORS = (
     ConfigMismatchError,
     DuplicateNameError,
     ForeignRunError,
+    JobError,
     NothingWholeError,
     OSError,
     Superseded,
