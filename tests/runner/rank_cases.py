@@ -159,7 +159,7 @@ def steps(learner: Learner | Team, folder: Path, name: str, end: int) -> None:
     store.wait()
     assert store.newest == end and not store.failed
     save_file({n: w.contiguous() for n, w in learner.weights().items()}, run / "weights.safetensors")
-    save_weights(learner.policy, run / "adapter", learner.weights())
+    learner.save(run / "adapter", learner.weights())
 
 
 def elastic(world: World | None, model: str, folder: Path, name: str, end: int) -> None:

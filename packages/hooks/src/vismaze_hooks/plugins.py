@@ -65,6 +65,7 @@ class Plugins:
     offers: Mapping[str, Mapping[str, Callable[..., Any]]]  # kind -> name -> factory
     owners: Mapping[tuple[str, str], str]  # (kind, name) -> plugin name
     problems: tuple[Problem, ...]
+    folder: Path  # where local files were looked for
     failures: Counter[str] = field(default_factory=Counter)  # event listeners that raised, by plugin
 
     def create(self, kind: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
@@ -154,7 +155,7 @@ def _load(local: Sequence[str], folder: Path) -> Plugins:
         _register(manager, module, module.__name__)
         origins[module.__name__] = str(module.__file__)
     offers, owners, failed = _ask(manager, origins)
-    return Plugins(manager, origins, offers, owners, tuple(problems + failed))
+    return Plugins(manager, origins, offers, owners, tuple(problems + failed), folder)
 
 
 def last_line(error: BaseException) -> str:

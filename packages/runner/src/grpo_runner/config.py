@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from grpo_runner.faults import Fault, plan_of
 from vismaze_hooks.names import nearest
 
 Positive = Annotated[int, Field(gt=0)]
@@ -114,6 +115,32 @@ class Learner(Section):
     )
 
 
+class Cluster(Section):
+    kind: Literal["local", "ray"] = Field(
+        "local",
+        description="who plays and learns: this process (and the learner's ranks), or an actor for each rank on a Ray cluster",
+    )
+    address: str | None = Field(
+        None,
+        description="Ray's address, passed on unchanged; by default RAY_ADDRESS, or a Ray started for the run",
+    )
+    nodes: Positive = Field(1, description="machines of the full size")
+    ranks_per_node: Positive = Field(1, description="ranks on each: one a GPU")
+    min_nodes: Positive | None = Field(
+        None, description="machines that are enough to go on with when others are lost; all by default"
+    )
+    cpus: Rate = Field(1, description="CPUs that Ray sets aside for a rank")
+    gpus: Annotated[float, Field(ge=0)] = Field(0, description="GPUs that Ray sets aside for a rank: 1 where there are some")
+    wait: Coefficient = Field(600.0, description="seconds to wait for the machines at the start, or for a replacement")
+    silence: Rate = Field(10.0, description="seconds without a sign of life after which a rank counts as lost")
+    deadlines: dict[Literal["start", "rollout", "update", "publish", "checkpoint", "leave"], Rate] = Field(
+        default_factory=dict, description="longest seconds of one call by phase, where the defaults do not fit; later is a hang"
+    )
+    faults: str | tuple[dict[str, Any], ...] = Field(
+        "", description="a drill: seed:count, or a list of tables (step, phase, rank, kind); without it nothing happens"
+    )
+
+
 class Evaluation(Section):
     every: Positive = Field(description="steps between evaluations; the first and the last state are always evaluated")
     samples: Natural = Field(4, description="sampled episodes of each task, beside the greedy one")
@@ -142,6 +169,7 @@ class Config(Section):
     loss: Loss = Loss()
     train: Train
     learner: Learner = Learner()
+    cluster: Cluster = Cluster()
     evaluation: Evaluation
     checkpoint: Checkpoint = Checkpoint()
     export: Export = Export()
@@ -158,7 +186,22 @@ class Config(Section):
             raise ValueError("train.verify = 'measured' needs train.weights = 'lora': it is measured without the adapter")
         if self.train.schedule != "constant" and self.train.warmup >= self.run.steps * self.train.minibatches:
             raise ValueError("train.warmup must be shorter than the run (run.steps * train.minibatches)")
+        if self.cluster.min_nodes is not None and self.cluster.min_nodes > self.cluster.nodes:
+            raise ValueError(f"cluster.min_nodes must be at most cluster.nodes ({self.cluster.nodes})")
+        if self.cluster.kind == "ray" and self.learner.ranks > 1:
+            raise ValueError("learner.ranks are of one machine; on Ray set cluster.nodes and cluster.ranks_per_node instead")
+        if self.cluster.faults and self.cluster.kind != "ray":
+            raise ValueError("cluster.faults needs cluster.kind = 'ray': a local run has nobody who recovers it")
+        try:
+            self.fault_plan()
+        except ValueError as error:
+            raise ValueError(f"cluster.faults: {error}") from error
         return self
+
+    def fault_plan(self) -> tuple[Fault, ...]:
+        """Return what shall go wrong, in the order of the run; empty without a drill."""
+        ranks = self.cluster.nodes * self.cluster.ranks_per_node
+        return plan_of(self.cluster.faults, steps=self.run.steps, ranks=ranks)
 
 
 MAY_CHANGE = (
@@ -170,10 +213,12 @@ MAY_CHANGE = (
     "checkpoint",
     "export",
     "learner",
+    "cluster",
     "trackers",
     "train.verify",
 )
-"""Keys (or sections) in which a continued run may differ: they change no number of the training, or last digits (`learner`)."""
+"""Keys (or sections) in which a continued run may differ: they change no number of the training, or last digits (`learner`,
+`cluster`)."""
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

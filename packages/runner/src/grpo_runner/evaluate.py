@@ -12,7 +12,7 @@ from typing import Any
 from grpo_runner.config import ConfigError
 from grpo_runner.files import write_atomic
 from grpo_runner.ledger import Trajectory
-from grpo_runner.rollout import Rollouts, RolloutSettings, evaluation_seed
+from grpo_runner.rollout import Player, RolloutSettings, evaluation_seed
 from grpo_runner.runs import append_line, read_lines
 from grpo_runner.statistics import wilson_interval
 from vismaze_hooks import Engine, Task
@@ -41,7 +41,7 @@ def read_outcome(record: Mapping[str, Any]) -> Outcome:
 
 
 def evaluate(
-    rollouts: Rollouts,
+    rollouts: Player,
     engine: Engine,
     tasks: Sequence[Task],
     settings: RolloutSettings,

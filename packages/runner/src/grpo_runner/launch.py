@@ -104,7 +104,7 @@ def join(
         blame: see `World`.
     """
     if torch.cuda.is_available():
-        torch.cuda.set_device(rank % local_size)
+        torch.cuda.set_device(rank % local_size % torch.cuda.device_count())  # one is all that a process of a cluster sees
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if store is None:
         dist.init_process_group(backend, timeout=WAIT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from grpo_core import (
 )
 from grpo_runner.agreement import Gap
 from grpo_runner.ledger import Sample
-from grpo_runner.policy import Policy
+from grpo_runner.policy import Policy, save_weights
 from grpo_runner.scoring import Entry, Metrics, Scored, Scorer
 from grpo_runner.training_state import copied, read_state, training_state, write_state
 from grpo_runner.world import World
@@ -261,6 +261,10 @@ class Learner:
     def weights(self) -> dict[str, torch.Tensor]:
         """Return every trained weight whole, by name. Without ranks these are the weights themselves, no copy."""
         return {name: whole(parameter.detach()) for name, parameter in self.policy.trained.items()}
+
+    def save(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+        """Write weights that `weights` returned: a plain PEFT adapter folder with LoRA, a model folder without."""
+        save_weights(self.policy, folder, weights)
 
     def close(self) -> None:
         """Nothing has to be ended in one process."""

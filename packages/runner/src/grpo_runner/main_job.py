@@ -14,6 +14,7 @@ from grpo_runner.adapters import AdapterError, check_fits, linear_places, read_a
 from grpo_runner.config import Config, ConfigError, config_hash
 from grpo_runner.evaluate import Outcome, evaluate, outcome, resumable
 from grpo_runner.identity import versions
+from grpo_runner.interruptions import RankLost, Resize
 from grpo_runner.policy import TARGETS, digest, load_processors
 from grpo_runner.ranks import lora_of
 from grpo_runner.report import write_report
@@ -43,7 +44,7 @@ def run_training(config: Config, plugins: Plugins, tell: Callable[[str], None]) 
             run.event("listener_failed", **asdict(problem))
         error: BaseException | None = None
         try:
-            first, last = train(session, tell)
+            first, last = train_through_losses(session, tell)
             run.summary(summarise(session, first, last))
             with run.phase("report"):
                 page = make_report(run.path, config, plugins)
@@ -69,6 +70,22 @@ def run_training(config: Config, plugins: Plugins, tell: Callable[[str], None]) 
     ]
 
 
+def train_through_losses(session: Session, tell: Callable[[str], None]) -> tuple[Outcome, Outcome]:
+    """Train; when a cluster loses ranks (or gets machines back), enter the loop again from the newest checkpoint."""
+    why: RankLost | Resize | None = None
+    while True:
+        try:
+            if why is not None and session.supervisor is not None:
+                tell(
+                    f"{why}; going on from the newest checkpoint" if isinstance(why, RankLost) else "taking the full size again"
+                )
+                with session.stop.abandons():
+                    session.supervisor.recover(why)
+            return train(session, tell)
+        except (RankLost, Resize) as caught:
+            why = caught
+
+
 def _line(result: Outcome) -> str:
     low, high = result.interval
     sampled = f", sampled {result.sampled_rate:.1%}" if result.sampled_rate is not None else ""
@@ -88,7 +105,7 @@ def summarise(session: Session, first: Outcome, last: Outcome) -> dict[str, Any]
         "hashes": {
             "config": config_hash(config),
             "base_model": session.base["identity"],
-            "weights": digest(session.policy, session.learner.weights()),
+            "weights": digest(session.learner.weights()),
         },
         "wall_seconds": {**seconds, "total": round(sum(seconds.values()), 3)},
         "versions": versions(),

@@ -47,7 +47,7 @@ class PatchStore:
         missing = {i.sha256: i for i in images if i.sha256 not in self._kept}
         found = {sha: self._kept[sha] for sha in {i.sha256 for i in images} - missing.keys()}
         if missing:
-            batch = self._processor([i.pixels for i in missing.values()], return_tensors="pt")  # type: ignore[operator]
+            batch = self._processor([np.asarray(i.pixels) for i in missing.values()], return_tensors="pt")  # type: ignore[operator]
             grids = [tuple(g) for g in batch["image_grid_thw"].tolist()]
             parts = torch.split(batch["pixel_values"], [a * b * c for a, b, c in grids])
             for sha, values, grid in zip(missing, parts, grids, strict=True):

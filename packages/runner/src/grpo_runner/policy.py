@@ -229,12 +229,11 @@ def save_weights(policy: Policy, folder: Path, weights: Mapping[str, torch.Tenso
         policy.core.save_pretrained(folder, state_dict={**policy.core.state_dict(), **weights} if weights is not None else None)
 
 
-def digest(policy: Policy, weights: Mapping[str, torch.Tensor] | None = None) -> str:
-    """Return the sha256 of the trainable weights, by name, shape and bytes; `weights` as in `save_weights`."""
-    trained = policy.trained if weights is None else weights
+def digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """Return the sha256 of weights, by name, shape and bytes."""
     total = hashlib.sha256()
-    for name in sorted(trained):
-        tensor = trained[name].detach().contiguous().cpu()
+    for name in sorted(weights):
+        tensor = weights[name].detach().contiguous().cpu()
         total.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
         total.update(tensor.view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -7,11 +7,11 @@ scores the very tokens that were sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,6 +28,24 @@ class Score(Protocol):
     """Samples -> the log-probs of each one's trained tokens."""
 
     def __call__(self, samples: Sequence[Sample], *, adapter: bool = True) -> list[torch.Tensor]: ...
+
+
+@runtime_checkable
+class EngineGroup(Protocol):
+    """Several engines behind one."""
+
+    def generate_on_each(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        """Have every engine answer all requests; one list an engine."""
+        ...
+
+
+def on_each(engine: Engine, requests: Sequence[Request]) -> list[list[Completion]]:
+    """Ask an engine, or every engine of a group; one list of answers an engine."""
+    return engine.generate_on_each(requests) if isinstance(engine, EngineGroup) else [engine.generate(requests)]
+
+
+def _flat(lists: Iterable[Sequence[Completion]]) -> list[Completion]:
+    return [completion for one in lists for completion in one]
 
 
 class CanaryError(RuntimeError):
@@ -65,7 +83,7 @@ class Canary:
         Raises:
             CanaryError: the two do not even agree on the base model.
         """
-        gap = self.gap(engine.generate(self._requests), adapter=False)
+        gap = self.gap(_flat(on_each(engine, self._requests)), adapter=False)
         allowed = ROUNDING if self.tolerance is None else self.tolerance
         if not gap.within(allowed):
             raise CanaryError(
@@ -77,22 +95,24 @@ class Canary:
         return gap.largest
 
     def check(self, engine: Engine, version: int) -> dict[str, float]:
-        """Compare after a publish, with a cold and with a warm cache. Returns metrics.
+        """Compare after a publish, with a cold and with a warm cache; of several engines each is asked. Returns metrics.
 
         Raises:
             CanaryError: a difference above the tolerance, a wrong version, or a cache that is not what it should be.
         """
         # The first question goes alone: the others begin as it does, and may rightly find its beginning in the cache.
-        cold = engine.generate(self._requests[:1]) + engine.generate(self._requests[1:])
-        warm = engine.generate(self._requests)
+        alone, others = on_each(engine, self._requests[:1]), on_each(engine, self._requests[1:])
+        cold = _flat([*first, *rest] for first, rest in zip(alone, others, strict=True))
+        warm = _flat(on_each(engine, self._requests))
         for completion in (*cold, *warm):
             if completion.weights_version != version:
                 raise CanaryError(
                     f"the engine answered with weights version {completion.weights_version}, published was {version}"
                 )
-        if cold[0].cached_tokens:
+        stale = max(first.cached_tokens or 0 for (first,) in alone)
+        if stale:
             raise CanaryError(
-                f"stale prefix cache: {cold[0].cached_tokens} prompt tokens of the first question after publishing version "
+                f"stale prefix cache: {stale} prompt tokens of the first question after publishing version "
                 f"{version} came from a cache that older weights filled"
             )
         if any(c.cached_tokens == 0 for c in warm):
@@ -114,19 +134,22 @@ class Canary:
         return {"agreement/canary_gap_max": max(first.largest, second.largest)}
 
     def gap(self, completions: Sequence[Completion], *, adapter: bool = True, blind: bool = False) -> Gap:
-        """Score what an engine answered.
+        """Score what an engine answered, or several, one after the other.
 
         Args:
             adapter: False: by the base model.
             blind: with grey pictures instead of the real ones.
         """
         asked = [_blinded(r) for r in self._requests] if blind else self._requests
+        asked = asked * (len(completions) // len(asked))
         samples = [_sample(n, r, c) for n, (r, c) in enumerate(zip(asked, completions, strict=True))]
         found = Gap(0.0, "no token")
         for number, (sample, logprobs) in enumerate(zip(samples, self._score(samples, adapter=adapter), strict=True)):
             differences = np.abs(sample.sampler_logprobs - logprobs.double().cpu().numpy())
             if not differences.max() <= found.largest:
-                found = Gap(float(differences.max()), f"question {number}, token {int(differences.argmax())}")
+                engine, question = divmod(number, len(self._requests))
+                which = f"engine {engine}, " if len(asked) > len(self._requests) else ""
+                found = Gap(float(differences.max()), f"{which}question {question}, token {int(differences.argmax())}")
         return found
 
     def _inputs(self, answers: Sequence[Completion], tolerance: float) -> str:

@@ -76,11 +76,6 @@ class Team:
         self._promised = False  # the other ranks' saving threads wait for a folder
 
     @property
-    def policy(self) -> Policy:
-        """Rank 0's part of the policy."""
-        return self._learner.policy
-
-    @property
     def ranks(self) -> int:
         return self._world.size
 
@@ -104,6 +99,10 @@ class Team:
     def weights(self) -> Mapping[str, torch.Tensor]:
         """As `Learner.weights`: gathered from all ranks."""
         return self._all("weights")
+
+    def save(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+        """As `Learner.save`: rank 0 does it alone."""
+        self._learner.save(folder, weights)
 
     def load(self, folder: Path) -> None:
         """As `Learner.load`: each rank reads its own part."""

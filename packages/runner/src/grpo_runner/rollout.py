@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,6 +39,21 @@ class _Episode:
     excluded: bool = False
     ending: Ending = Ending.RUNNING
     success: bool = False
+
+
+class Player(Protocol):
+    """Plays episodes: `Rollouts` here, or the ranks of a cluster."""
+
+    def run(
+        self,
+        engine: Engine,
+        tasks: Sequence[tuple[Task, int]],
+        settings: RolloutSettings,
+        seed_of: Callable[[Task, int, int], int],
+        finished: Callable[[Trajectory], None] = ...,
+    ) -> list[Trajectory]:
+        """As `Rollouts.run`."""
+        ...
 
 
 class Rollouts:

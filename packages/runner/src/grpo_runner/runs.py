@@ -36,6 +36,7 @@ class RunFolder:
 
     def forget_after(self, step: int) -> int:
         """Drop metrics of steps after `step`, which will be done again, and half lines. Returns how many were dropped."""
+        self._step_seconds = {}
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return 0

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from grpo_core import LRSchedule
 from grpo_runner.attempts import fence, next_attempt
@@ -15,9 +16,10 @@ from grpo_runner.checkpoints import CheckpointStore, commit_folder, sweep
 from grpo_runner.config import MAY_CHANGE, Config, ConfigError, config_hash
 from grpo_runner.evaluate import Outcome, read_outcome
 from grpo_runner.identity import run_identity, versions
+from grpo_runner.interruptions import Resize
 from grpo_runner.launch import lead
 from grpo_runner.learner import Learner
-from grpo_runner.policy import Policy, load_processors
+from grpo_runner.policy import load_processors
 from grpo_runner.publishing import Canary
 from grpo_runner.ranks import Team, lora_of
 from grpo_runner.rollout import Rollouts, RolloutSettings
@@ -27,6 +29,9 @@ from grpo_runner.stopping import Stop
 from vismaze_hooks import CheckpointBackend, Engine, EnvironmentOffer, Plugins, Task, Tracker
 from vismaze_hooks.names import pick
 from vismaze_hooks.text import make_text_environment
+
+if TYPE_CHECKING:
+    from grpo_runner.cluster import ClusterLearner, ClusterRollouts, Supervisor
 
 
 @dataclass
@@ -40,29 +45,32 @@ class Session:
     draw: Callable[[int], Task]
     fixed: tuple[Task, ...]
     base: Mapping[str, Any]
-    policy: Policy
-    learner: Learner | Team
+    learner: Learner | Team | ClusterLearner
     engine: Engine
-    rollouts: Rollouts
+    rollouts: Rollouts | ClusterRollouts
     play: RolloutSettings
     schedule: LRSchedule
     store: CheckpointStore
     trackers: Mapping[str, Tracker]
     run_id: str
     stop: Stop
+    supervisor: Supervisor | None = None  # of the cluster's ranks
     canary: Canary | None = None
     version: int = 0
+    entries: int = 0  # how often the loop was entered in this attempt
     step: int = 0  # finished steps; outside of an update, what is in memory stands there
     evaluations: dict[int, Outcome] = field(default_factory=dict)  # by step, of all attempts
     seconds_before: Mapping[str, float] = field(default_factory=dict)  # wall seconds by phase of earlier attempts
 
     def resume(self) -> int:
         """Load the newest whole checkpoint; return the step it stands at, 0 at the beginning."""
+        self.entries += 1
         found = self.store.load(lambda folder, meta: self.learner.load(folder), may_change=MAY_CHANGE)
+        self._stand_at(found[1].step if found else 0)
         if found:
-            self.step = found[1].step
             meta = found[1].meta
-            self.seconds_before = meta["seconds"]
+            if self.entries == 1:  # later ones are in this attempt's own count
+                self.seconds_before = meta["seconds"]
             self.evaluations = {int(step): read_outcome(record) for step, record in meta["evaluations"].items()}
             self.run.event("resumed", step=self.step, world=self.world(), written_by=meta["world"])
         dropped = self.run.forget_after(self.step)
@@ -70,11 +78,24 @@ class Session:
             self.run.event("metrics_dropped", lines=dropped, after_step=self.step)
         return self.step
 
+    def _stand_at(self, step: int) -> None:
+        self.step = step
+        if self.supervisor is not None:
+            self.supervisor.step = step
+
     def checkpoint(self) -> None:
-        """Commit weights, optimizer and position in the background, one save at a time; a failure is told and counted."""
+        """Commit weights, optimizer and position in the background, one save at a time; a failure is told and counted.
+
+        Raises:
+            Resize: the checkpoint stands, and the cluster can take its full size again.
+        """
         self.store.wait()  # before the copy is made, so that never two of them lie in memory
         found = self.evaluations.get(self.step)
         self.store.save_async(self.step, self.learner.snapshot(), self.position(), found.rate if found else None)
+        if self.supervisor is not None and self.step < self.config.run.steps and self.supervisor.can_grow():
+            self.store.wait()
+            if self.store.newest == self.step:
+                raise Resize
 
     def position(self) -> dict[str, Any]:
         """Return what a checkpoint says beside the tensors, the run, the configuration and its hash.
@@ -118,7 +139,7 @@ class Session:
 
     def finished_step(self, step: int, record: Mapping[str, Any]) -> None:
         """Tell trackers and listeners; a listener that fails is an event."""
-        self.step = step
+        self._stand_at(step)
         metrics = {k: v for k, v in record.items() if isinstance(v, float | int) and k != "step"}
         for tracker in self.trackers.values():
             tracker.log(step, metrics)
@@ -193,14 +214,25 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
     with run.phase("warm_start"):
         base = ensure_base(config, offer, tell)
     with ExitStack() as undo:
-        learner = lead(config)
-        undo.callback(learner.close)
-        engine = make_engine(config, plugins)
-        undo.callback(engine.close)
-        processors = load_processors(Path(config.model.path))
-        rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
+        supervisor: Supervisor | None = None
+        learner: Learner | Team | ClusterLearner
+        rollouts: Rollouts | ClusterRollouts
+        if config.cluster.kind == "ray":
+            cluster = _cluster()
+            supervisor = cluster.Supervisor(config, plugins.folder, run)
+            undo.callback(supervisor.close)
+            supervisor.start()
+            learner, engine = cluster.ClusterLearner(supervisor), cluster.ClusterEngine(supervisor)
+            rollouts = cluster.ClusterRollouts(supervisor, run)
+        else:
+            learner = lead(config)
+            undo.callback(learner.close)
+            engine = make_engine(config, plugins)
+            undo.callback(engine.close)
+            processors = load_processors(Path(config.model.path))
+            rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
         canary = make_canary(config, draw, rollouts, learner)
-        if canary is not None and learner.policy.peft is not None:
+        if canary is not None and config.train.weights == "lora":
             run.event("canary_measured", gap=canary.measure(engine))
         store = CheckpointStore(
             folder / "checkpoints",
@@ -221,7 +253,6 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
             draw=draw,
             fixed=fixed,
             base=base,
-            policy=learner.policy,
             learner=learner,
             engine=engine,
             rollouts=rollouts,
@@ -239,6 +270,7 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
             },
             run_id=identity["run_id"],
             stop=stop,
+            supervisor=supervisor,
             canary=canary,
         )
         undo.pop_all()  # the session closes them
@@ -258,7 +290,22 @@ def play_settings(config: Config) -> RolloutSettings:
     return RolloutSettings(history, config.rollout.max_new_tokens, config.rollout.temperature)
 
 
-def make_canary(config: Config, draw: Callable[[int], Task], rollouts: Rollouts, learner: Learner | Team) -> Canary | None:
+def _cluster() -> ModuleType:
+    try:
+        from grpo_runner import cluster  # late: ray is an extra
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("cluster.kind = 'ray' needs Ray: pip install 'grpo-runner[ray]'") from error
+    return cluster
+
+
+def make_canary(
+    config: Config,
+    draw: Callable[[int], Task],
+    rollouts: Rollouts | ClusterRollouts,
+    learner: Learner | Team | ClusterLearner,
+) -> Canary | None:
     """Return the questions that every publish is checked with, None when the configuration leaves them out."""
     count, verify = config.rollout.canary, config.train.verify
     if not count or verify == 0:

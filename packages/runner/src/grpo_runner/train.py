@@ -16,7 +16,7 @@ from grpo_runner.checkpoints import is_committed, ring
 from grpo_runner.evaluate import Outcome, check_disjoint, evaluate, outcome, read_evaluation, write_evaluation
 from grpo_runner.learner import Batch, LossSettings
 from grpo_runner.ledger import Sample, Trajectory, samples_of
-from grpo_runner.policy import digest, save_weights
+from grpo_runner.policy import digest
 from grpo_runner.publishing import lent, publish_weights
 from grpo_runner.rollout import training_seed
 from grpo_runner.seeds import derive_seed
@@ -143,13 +143,13 @@ def counts(engine: Engine) -> dict[str, float]:
 
 def publish(session: Session, step: int) -> dict[str, float]:
     """Write the weights to `sync/`, load them into the engine, prove that they are there. Returns metrics."""
-    name = f"step_{step:08d}-{session.run.attempt:04d}"
+    name = f"step_{step:08d}-{session.run.attempt:04d}-{session.entries:03d}"
     parent = session.run.path / "sync"
     weights = session.learner.weights()
     if not (parent / name).exists():
-        session.commit(parent, name, lambda f: save_weights(session.policy, f, weights), {"step": step})
+        session.commit(parent, name, lambda f: session.learner.save(f, weights), {"step": step})
     metrics = publish_weights(
-        session.engine, session.canary, parent / name, step, adapter=weights if session.policy.peft is not None else None
+        session.engine, session.canary, parent / name, step, adapter=weights if session.config.train.weights == "lora" else None
     )
     session.version = step
     ring(parent, 3)
@@ -158,7 +158,7 @@ def publish(session: Session, step: int) -> dict[str, float]:
 
 def evaluate_step(session: Session, step: int, tell: Tell) -> None:
     """Evaluate the current weights on the fixed set, unless the same weights have been evaluated for this step already."""
-    weights = digest(session.policy, session.learner.weights())
+    weights = digest(session.learner.weights())
     found = read_evaluation(session.run.evaluation(step))
     if found is None or found[0].get("weights") != weights or len(found[1]) != found[0]["episodes"]:
         with session.run.phase("evaluate"):
@@ -181,12 +181,12 @@ def export(session: Session, step: int) -> None:
     name = f"step_{step:08d}"
     parent = session.run.path / "adapters"
     weights = session.learner.weights()
-    facts = {"step": step, "base_model": session.base["identity"], "weights": digest(session.policy, weights)}
+    facts = {"step": step, "base_model": session.base["identity"], "weights": digest(weights)}
     if is_committed(parent / name, facts):
         return
 
     def write(folder: Path) -> None:
-        save_weights(session.policy, folder, weights)
+        session.learner.save(folder, weights)
         (folder / "README.md").write_text(card(session, step, facts["weights"]), encoding="utf-8")
 
     session.commit(parent, name, write, facts)
