@@ -243,6 +243,7 @@ LAKE = {"env": "FrozenLake-v1", "words": ["left", "down", "right", "up"], "kwarg
         ({**LAKE, "kwargs": {"slipery": True}}, "slipery"),
         ({**LAKE, "success": "always"}, "'positive' or 'terminated'"),
         ({**LAKE, "search": 0}, "move_limit: must be given"),
+        ({**LAKE, "plan_by": "state"}, "'picture' or 'observation'"),
         ({**LAKE, "scramble": -1}, "scramble=-1"),
         ({**LAKE, "env": "Pendulum-v1", "kwargs": {}}, "discrete actions are needed"),
     ],
@@ -271,6 +272,16 @@ def test_the_frames_and_the_native_reward_are_the_environments_own():
         _, paid, *_ = theirs.step(action)
         assert reward == float(paid) and np.array_equal(shown, theirs.render())
     assert env.ending is Ending.RUNNING and reward == -100.0
+
+
+def test_plans_by_picture_and_by_observation_are_equally_short():
+    by_picture = made("Gymnasium-v0", **{**LAKE, "scramble": 8})
+    by_observation = made("Gymnasium-v0", **{**LAKE, "scramble": 8, "plan_by": "observation"})
+    for seed in range(20):
+        pictures, observations = (env.game.draw(seed) for env in (by_picture, by_observation))
+        assert pictures == observations  # the limit is the fewest moves + 4
+        plan = by_observation.foreign.plan(observations)
+        assert len(plan) == observations.limit - 4 == len(by_picture.foreign.plan(pictures))
 
 
 def test_slippery_ice_is_the_same_ice_after_pickling():

@@ -16,7 +16,7 @@ from vismaze_hooks.game import UNREADABLE, Game, spend
 from vismaze_hooks.integers import Integers
 
 ATTEMPTS = 200  # draws before a level counts as not to be had
-PLANS = 100_000  # pictures whose plan is kept
+PLANS = 100_000  # places whose plan is kept
 SPARE_MOVES = 4
 SUCCESS, OVER = "Done.", "The episode is over."
 
@@ -44,7 +44,8 @@ class GymnasiumConfig:
     prompt: str = "Solve the task that the picture shows."
     success: Literal["positive", "terminated"] = "positive"  # what a success is: a positive sum at the end, or any end
     move_limit: int | None = None  # None: the fewest moves + 4, which needs the search
-    search: int = 2_000  # pictures that the solver looks at; 0: no solver
+    search: int = 2_000  # places that the solver looks at; 0: no solver
+    plan_by: Literal["picture", "observation"] = "picture"  # what tells the solver that it has been at a place before
     scramble: int = 0  # random actions before an episode, at most
     shrink: int = 1  # pixels a side that are averaged into one
     evaluation: int = 16  # levels of the fixed set of this name
@@ -61,6 +62,8 @@ class GymnasiumConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be a text")
         if self.success not in ("positive", "terminated"):
             raise ValueError(f"success={self.success!r}: must be 'positive' or 'terminated'")
+        if self.plan_by not in ("picture", "observation"):
+            raise ValueError(f"plan_by={self.plan_by!r}: must be 'picture' or 'observation'")
         for name, least in (("search", 0), ("scramble", 0), ("shrink", 1), ("evaluation", 1), ("tuning", 1)):
             if type(getattr(self, name)) is not int or getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be a whole number, {least} or more")
@@ -198,18 +201,20 @@ class Foreign:
     def plan(self, state: Played) -> tuple[int, ...]:
         """Return a shortest sequence of words, as numbers, from a state to success; empty when the search finds none.
 
-        Breadth-first over pictures, each reached by a real replay from the state. A plan that was found for a picture before is
-        replayed too before it is believed, so an environment whose picture is not its whole state costs time, not truth.
+        Breadth-first over places, each reached by a real replay from the state and known by its picture, or by the
+        environment's own observation, which needs no drawing and is right where that is the whole state. A plan that was found
+        for a place before is replayed too before it is believed, so a picture that is not the whole state costs time, not truth.
         """
         seed, actions = self._sure
         if seed == state.seed and actions[: len(state.actions)] == state.actions and len(actions) > len(state.actions):
             return tuple(self.numbers.index(number) for number in actions[len(state.actions) :])
         plans = _plans(self.config)
-        known = plans.get(_key(state.frame))
+        here = self._place(state, ())
+        known = plans.get(here)
         if known and self._end(state, known) is Ending.SUCCESS:
             self._sure = state.seed, self._native(state, known)
             return known
-        path: dict[tuple[int, ...], bytes] = {(): _key(state.frame)}  # steps -> the picture that they lead to
+        path: dict[tuple[int, ...], bytes] = {(): here}  # steps -> the place that they lead to
         seen, ring = set(path.values()), list(path)
         while ring:
             reached: list[tuple[int, ...]] = []
@@ -223,13 +228,19 @@ class Foreign:
                         return steps
                     if ending is not Ending.RUNNING:
                         continue
-                    picture = _key(self._scout.play(state.seed, self._native(state, steps)).frame.tobytes())
-                    if picture not in seen and len(seen) < self.config.search:
-                        seen.add(picture)
-                        path[steps] = picture
+                    place = self._place(state, steps)
+                    if place not in seen and len(seen) < self.config.search:
+                        seen.add(place)
+                        path[steps] = place
                         reached.append(steps)
             ring = reached
         return ()
+
+    def _place(self, state: Played, steps: Sequence[int]) -> bytes:
+        if not steps and self.config.plan_by == "picture":
+            return _key(state.frame)
+        moment = self._scout.play(state.seed, self._native(state, steps), frame=self.config.plan_by == "picture")
+        return _key(moment.frame.tobytes() if self.config.plan_by == "picture" else moment.observation.encode())
 
     def _native(self, state: Played, steps: Sequence[int]) -> tuple[int, ...]:
         return (*state.actions, *(self.numbers[step] for step in steps))
@@ -243,12 +254,12 @@ class Foreign:
         return self._ending(moment, state.scrambled)
 
 
-_KEPT: dict[str, dict[bytes, tuple[int, ...]]] = {}  # environment -> picture -> plan; no more than a guess for the next
+_KEPT: dict[str, dict[bytes, tuple[int, ...]]] = {}  # environment -> place -> plan; no more than a guess for the next
 
 
 def _plans(config: GymnasiumConfig) -> dict[bytes, tuple[int, ...]]:
     """Return the plans that were found in this environment, shared by all its instances."""
-    plans = _KEPT.setdefault(repr((config.env, config.kwargs, config.words, config.success, config.shrink)), {})
+    plans = _KEPT.setdefault(repr((config.env, config.kwargs, config.words, config.success, config.shrink, config.plan_by)), {})
     if len(plans) > PLANS:
         plans.clear()
     return plans
@@ -258,8 +269,8 @@ def _ended(moment: Moment) -> bool:
     return moment.terminated or moment.truncated
 
 
-def _key(frame: bytes) -> bytes:
-    return hashlib.sha256(frame).digest()
+def _key(place: bytes) -> bytes:
+    return hashlib.sha256(place).digest()
 
 
 def space(state: Played) -> spaces.Box:
