@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from grpo_runner.job_server import Job, ending, exit_code, was_lost
 from grpo_runner.jobs import Log, pack, plan
 
 BIN = Path(sys.executable).parent
+TOKEN = secrets.token_hex(32)
 CONFIG = """
 plugins = ["mortal.py"]
 [run]
@@ -54,7 +57,7 @@ from vismaze_hooks import hookimpl
 @hookimpl
 def vismaze_step_finished(step, metrics):
     grave = os.environ.get("GRAVE")
-    if grave and not Path(grave).exists():
+    if grave and step == 2 and not Path(grave).exists():
         Path(grave).write_text(json.dumps({"files": sorted(os.listdir()), "variables": sorted(os.environ)}))
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -79,9 +82,21 @@ class Head:
         with output.open("a") as out:
             command = [str(BIN / "ray"), "start", "--head", *options]
             process = subprocess.Popen(command, env=environment(), stdout=out, stderr=subprocess.STDOUT, text=True)
-        until(lambda: process.poll() is not None or grpo_run("status", "--address", self.address).returncode == 0)
-        assert process.poll() is None, output.read_text()
+        try:
+            until(lambda: process.poll() is not None or self._answers())
+            assert process.poll() is None, output.read_text()
+        except AssertionError:
+            process.terminate()
+            raise
         return process
+
+    def _answers(self) -> bool:
+        request = urllib.request.Request(f"{self.address}/api/jobs/", headers={"Authorization": f"Bearer {TOKEN}"})
+        try:
+            with urllib.request.urlopen(request):
+                return True
+        except OSError:
+            return False
 
     def kill(self) -> None:
         """Lose the machine: all at once, nothing is told."""
@@ -108,8 +123,10 @@ def free_port() -> int:
 
 
 def environment(**more: str) -> dict[str, str]:
+    """Return the variables of a process of the cluster or of its user; a token keeps others of this machine away."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return {**kept, "PATH": f"{BIN}:{os.environ['PATH']}", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", **more}
+    ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    return {**kept, **ray, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **more}
 
 
 def grpo_run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -163,7 +180,7 @@ def test_a_driver_that_is_killed_is_submitted_again_and_takes_only_what_it_was_g
     )
     assert done.returncode == 0, done.stderr
     assert "failed with exit code 137; it is submitted again" in done.stderr
-    assert done.stdout.count("evaluation at step 0") == 1 and done.stdout.count("step 3/3") == 1  # of both logs
+    assert done.stdout.count("Running entrypoint") == 2 and done.stdout.count("step 3/3") == 1  # of both logs, once
     found = json.loads(grave.read_text())
     assert found["files"] == ["corridor.toml", "mortal.py"]
     assert {"GRAVE", "COLOUR"} <= set(found["variables"]) and "PASSWORD" not in found["variables"]
@@ -219,6 +236,12 @@ def test_a_lost_cluster_is_waited_for_and_the_job_submitted_again(head: Head, co
     assert "lost: the cluster no longer knows it; it is submitted again" in told
     assert before < 200 and log.count("step 200/200") == 1
     assert steps_of(config) == list(range(1, 201))
+
+
+@pytest.mark.ray
+def test_a_cluster_that_wants_a_token_says_so(head: Head) -> None:
+    done = grpo_run("status", "--address", head.address, RAY_AUTH_MODE="disabled")
+    assert done.returncode == 2 and "Authentication required" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.ray
