@@ -24,6 +24,7 @@ from grpo_core import (
     step_denominator,
 )
 from grpo_runner.agreement import Gap
+from grpo_runner.columns import Columns, columns
 from grpo_runner.ledger import Sample
 from grpo_runner.policy import Policy, save_weights
 from grpo_runner.scoring import Entry, Metrics, Scored, Scorer
@@ -49,6 +50,9 @@ class Batch:
     samples: Sequence[Sample]
     advantages: torch.Tensor  # float [samples]
     kept: torch.Tensor  # bool [samples]: False leaves a sample out of the loss and of its denominator
+
+    def __reduce__(self) -> tuple[type[Batch], tuple[Columns, torch.Tensor, torch.Tensor]]:
+        return Batch, (columns(self.samples), self.advantages, self.kept)  # what travels to other ranks
 
 
 @dataclass(frozen=True)
