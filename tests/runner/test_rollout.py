@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,3 +210,39 @@ def test_an_engine_that_streams_is_not_held_back_by_the_slowest(tiny_plain: Path
         played.append([(t.task.uid, t.sample, [turn.token_ids for turn in t.turns]) for t in trajectories])
         assert sorted(finished) == sorted(f"{t.uid}{s}" for t, s in pairs)
     assert played[0] == played[1]
+
+
+BRITTLE = """
+from vismaze_hooks import hookimpl
+
+def brittle(transition):
+    if "left" in transition.answer:
+        raise ZeroDivisionError("nothing to the left")
+    return 0.0
+
+@hookimpl
+def vismaze_rewards():
+    return {"brittle": lambda: brittle}
+"""
+
+
+def test_an_environment_or_reward_that_fails_ends_its_own_episode_and_is_left_out(tiny_plain: Path, tmp_path: Path) -> None:
+    (tmp_path / "brittle.py").write_text(BRITTLE)
+    plugins = load_plugins(["brittle.py"], folder=tmp_path)
+    offer = plugins.create("environment", "VisMaze-v0", {"size": 5, "cell_px": 8, "reward": "brittle"})
+    engine = Scripted(load_processors(tiny_plain), ["up", "left"])
+    task = offer.stream()(5)
+    nowhere = replace(task, uid="nowhere", options={"maze": "no maze"})
+    rollouts, settings, told = rollouts_of(tiny_plain, offer), RolloutSettings(1, 8, 1.0), []
+    turns = {0: [0, 0, 1], 1: [0] * 100}  # by sample: the word of each turn
+    found = rollouts.run(
+        engine, [(task, 0), (nowhere, 0), (task, 1)], settings, lambda t, sample, turn: turns[sample][turn], told.append
+    )
+    fails, lost, whole = found
+    assert fails.error == "ZeroDivisionError: nothing to the left" and fails.moves == 2, "what was played before is kept"
+    assert lost.error is not None and lost.moves == 0 and samples_of(1, lost) == []
+    assert all(t.reward is None and not t.success and t.ending is Ending.FAILURE for t in (fails, lost))
+    assert whole.error is None and whole.reward == 0.0 and whole.ending is Ending.LIMIT
+    assert {(t.task.uid, t.sample) for t in told} == {(t.task.uid, t.sample) for t in found}
+    (again,) = rollouts.run(engine, [(task, 1)], settings, lambda t, sample, turn: 0)
+    assert again.error is None and again.ending is Ending.LIMIT

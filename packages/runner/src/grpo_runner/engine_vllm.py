@@ -104,6 +104,8 @@ class VllmEngine:
                 raise
             in_a_row = 0
             for answer in answers:
+                if answer.ticket not in asked:  # of a stream that was left before its end
+                    continue
                 number, request, row = asked.pop(answer.ticket)
                 following = follow(number, self._checked(answer, request, row))
                 if following is not None:

@@ -91,6 +91,7 @@ def _row(trajectory: Trajectory, mode: str) -> dict[str, Any]:
         "reward": trajectory.reward,
         "answers": [t.answer for t in trajectory.turns],
         "labels": dict(task.labels),
+        **({"error": trajectory.error} if trajectory.error is not None else {}),
     }
 
 

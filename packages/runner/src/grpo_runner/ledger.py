@@ -41,6 +41,7 @@ class Trajectory:
     reward: float | None  # sum over the turns; None: a reward asked to leave the sample out
     success: bool
     ending: Ending
+    error: str | None = None  # of the environment or a reward, which ended the episode; the sample is then left out
 
     @property
     def moves(self) -> int:

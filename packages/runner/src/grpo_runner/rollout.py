@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -39,6 +40,7 @@ class _Episode:
     excluded: bool = False
     ending: Ending = Ending.RUNNING
     success: bool = False
+    error: str | None = None
 
 
 class Player(Protocol):
@@ -75,29 +77,38 @@ class Rollouts:
         seed_of: Callable[[Task, int, int], int],
         finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> list[Trajectory]:
-        """Play every (task, sample) to its end.
+        """Play every (task, sample) to its end. An environment or reward that fails ends its own episode only.
 
         Args:
             seed_of: (task, sample, turn) -> the turn's 64-bit seed.
             finished: told each trajectory as soon as it is over.
         """
-        episodes = [self._begin(task, sample) for task, sample in tasks]
+        episodes = [self._episode(task, sample) for task, sample in tasks]
+        for episode in episodes:
+            with _contained(episode):
+                self._start(episode)
 
         def ask(episode: _Episode) -> Request:
             return self._request(episode, settings, seed_of(episode.task, episode.sample, len(episode.turns)))
 
-        asked = [ask(e) for e in episodes]
+        running = [e for e in episodes if e.ending is Ending.RUNNING]
+        asked = [ask(e) for e in running]
 
         def follow(number: int, completion: Completion) -> Request | None:
-            episode = episodes[number]
-            self._advance(episode, asked[number], completion)
+            episode = running[number]
+            with _contained(episode):
+                self._advance(episode, asked[number], completion)
             if episode.ending is not Ending.RUNNING:
-                self._idle.append(episode.env)
+                if episode.error is None:
+                    self._idle.append(episode.env)
                 finished(_finish(episode))
                 return None
             asked[number] = ask(episode)
             return asked[number]
 
+        for episode in episodes:
+            if episode.ending is not Ending.RUNNING:
+                finished(_finish(episode))
         stream(engine, asked, follow)
         self._pictures.clear()
         return [_finish(e) for e in episodes]
@@ -175,11 +186,18 @@ class Rollouts:
         return Completion(ids, (0.0,) * len(ids), True, 0)
 
     def _begin(self, task: Task, sample: int) -> _Episode:
-        env = self._idle.pop() if self._idle else make_text_environment(self._offer, prompt=self._prompt)
-        observation, info = env.start(task)
-        episode = _Episode(env, task, sample, prompt=info["prompt"])
-        self._show(episode, observation, info, "")
+        episode = self._episode(task, sample)
+        self._start(episode)
         return episode
+
+    def _episode(self, task: Task, sample: int) -> _Episode:
+        env = self._idle.pop() if self._idle else make_text_environment(self._offer, prompt=self._prompt)
+        return _Episode(env, task, sample)
+
+    def _start(self, episode: _Episode) -> None:
+        observation, info = episode.env.start(episode.task)
+        episode.prompt = info["prompt"]
+        self._show(episode, observation, info, "")
 
     def _show(self, episode: _Episode, observation: Any, info: dict[str, Any], feedback: str) -> None:
         if episode.env.modality == "image":
@@ -249,9 +267,20 @@ def stream(engine: Engine, requests: Sequence[Request], follow: Follow) -> None:
         running = [(n, request) for n, request in followed if request is not None]
 
 
+@contextmanager
+def _contained(episode: _Episode) -> Iterator[None]:
+    """Let what an environment or a reward raises end its episode, which is then left out and counted."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 — whatever a third party's code raises; it goes into the trajectory
+        episode.error = f"{type(error).__name__}: {error}"
+        episode.excluded, episode.success, episode.ending = True, False, Ending.FAILURE
+
+
 def _finish(episode: _Episode) -> Trajectory:
     reward = None if episode.excluded else float(sum(t.reward for t in episode.turns))
-    return Trajectory(episode.task, episode.sample, tuple(episode.turns), reward, episode.success, episode.ending)
+    turns = tuple(episode.turns)
+    return Trajectory(episode.task, episode.sample, turns, reward, episode.success, episode.ending, episode.error)
 
 
 def training_seed(run_seed: int, step: int) -> Callable[[Task, int, int], int]:

@@ -72,14 +72,26 @@ def draw_tasks(session: Session, step: int) -> list[Task]:
 
 
 def play(session: Session, step: int, tasks: list[Task]) -> list[Trajectory]:
-    """Sample every task's group. A task drawn twice in one step is two groups' worth of samples of one group."""
+    """Sample every task's group. A task drawn twice in one step is two groups' worth of samples of one group.
+
+    Raises:
+        RuntimeError: every single episode failed.
+    """
     count: Counter[str] = Counter()
     pairs = []
     for task in tasks:
         for _ in range(session.config.rollout.samples):
             pairs.append((task, count[task.uid]))
             count[task.uid] += 1
-    return session.rollouts.run(session.engine, pairs, session.play, training_seed(session.config.run.seed, step))
+    seeds = training_seed(session.config.run.seed, step)
+    trajectories = session.rollouts.run(session.engine, pairs, session.play, seeds)
+    for error, times in Counter(t.error for t in trajectories if t.error is not None).items():
+        session.run.event("episodes_failed", step=step + 1, episodes=times, error=error[-2000:])
+    if all(t.error is not None for t in trajectories):
+        raise RuntimeError(
+            f"all {len(trajectories)} episodes of step {step + 1} failed, the first with {trajectories[0].error}"
+        )
+    return trajectories
 
 
 def update(session: Session, step: int, trajectories: list[Trajectory]) -> dict[str, float]:
@@ -125,13 +137,14 @@ def describe(trajectories: list[Trajectory], version: int) -> dict[str, float]:
     return {
         "reward/mean": fmean(r for g in groups.values() for r in g) if groups else 0.0,
         "reward/solved": fmean(t.success for t in trajectories),
+        "rollout/failed": float(sum(t.error is not None for t in trajectories)),
         "reward/excluded": float(sum(t.reward is None for t in trajectories)),
         "groups/zero_variance": len(equal) / max(len(groups), 1),
         "groups/none_solved": sum(g[0] <= 0 for g in equal) / max(len(groups), 1),
         "groups/all_solved": sum(g[0] > 0 for g in equal) / max(len(groups), 1),
         "rollout/moves": fmean(t.moves for t in trajectories),
-        "rollout/invalid": fmean(not t.readable for t in turns),
-        "rollout/staleness_max": float(max(version - t.weights_version for t in turns)),
+        "rollout/invalid": fmean([not t.readable for t in turns] or [0.0]),
+        "rollout/staleness_max": float(max((version - t.weights_version for t in turns), default=0)),
     }
 
 

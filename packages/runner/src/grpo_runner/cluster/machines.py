@@ -26,11 +26,7 @@ class Machine:
 
     group: PlacementGroup
     members: list[Member | None] = field(default_factory=list)
-
-    @property
-    def id(self) -> str:
-        """Ray's id of the node; empty before a rank runs there."""
-        return next((m.node for m in self.members if m is not None and m.node), "")
+    node: str = ""  # Ray's id of it, once a rank runs there
 
 
 def connect(settings: Cluster) -> bool:
@@ -75,7 +71,7 @@ def give_back(machine: Machine) -> None:
 def is_alive(machine: Machine) -> bool:
     """Return whether Ray counts a machine as alive and its raylet takes connections."""
     for node in ray.nodes():
-        if node["NodeID"] == machine.id:
+        if node["NodeID"] == machine.node:
             with suppress(OSError):
                 socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=3).close()
                 return bool(node["Alive"])

@@ -201,6 +201,8 @@ class Supervisor:
             member.rank = rank
         for member, place in zip(fresh, self.all("start", "place", members=fresh), strict=True):
             member.host, member.pid, member.node = place
+        for machine in self._machines:
+            machine.node = next(m.node for m in machine.members if m is not None)
         self._pulse.watch(fresh)
         self._mark("schedule")
         self.all("start", "open", members=fresh)
