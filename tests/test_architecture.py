@@ -65,6 +65,11 @@ def test_one_module_imports_vllm_and_runs_in_a_process_of_its_own() -> None:
         assert file.name == "vllm_process.py" or ("import vllm_process" not in code and "vllm_process import" not in code)
 
 
+def test_ray_is_imported_by_the_cluster_and_the_jobs_only() -> None:
+    found = {f for f in FOLDERS["grpo_runner"].rglob("*.py") if "ray" in imports_of(f)}
+    assert {f.name for f in found if f.parent.name != "cluster"} <= {"job_server.py", "jobs.py"} and len(found) > 4
+
+
 def test_the_loop_fits_on_a_page() -> None:
     tree = ast.parse((ROOT / "packages/runner/src/grpo_runner/train.py").read_text(encoding="utf-8"))
     loop = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "train")

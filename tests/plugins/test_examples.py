@@ -18,15 +18,15 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 def test_an_example_names_what_is_there(path):
     config = load(path)
     offer = find_environment(config, load_plugins())
-    evaluation, tuning = (fixed_set(offer, name) for name in (config.tasks.evaluation, config.tasks.tuning))
-    held_out = {task.content_hash for task in (*evaluation, *tuning)}
-    assert len(held_out) == len(evaluation) + len(tuning), "the two sets share nothing"
+    sets = [fixed_set(offer, name) for name in (config.tasks.evaluation, config.tasks.tuning) if name is not None]
+    held_out = {task.content_hash for tasks in sets for task in tasks}
+    assert len(held_out) == sum(map(len, sets)), "the two sets share nothing"
     env = make_text_environment(offer, prompt=config.environment.prompt)
-    for options in (config.tasks.stream, config.warm_start.stream):
+    for options in (config.tasks.stream, *([config.warm_start.stream] if config.warm_start else [])):
         task = offer.stream(**options)(0)
         assert task.content_hash not in held_out
         _, info = env.start(task)
-        assert info["prompt"] == config.environment.prompt
+        assert info["prompt"] == config.environment.prompt if config.environment.prompt else info["prompt"]
         assert offer.solver is not None and offer.solver(env.unwrapped)
 
 

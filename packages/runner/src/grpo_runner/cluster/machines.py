@@ -38,6 +38,7 @@ def connect(settings: Cluster) -> bool:
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that nobody waits for any more: the ranks are lost
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning", "configure_logging": False}
     if settings.address or os.environ.get("RAY_ADDRESS"):
         try:
