@@ -81,11 +81,11 @@ def samples_of(number: int, trajectory: Trajectory) -> list[Sample]:
 
 def _close(number: int, ids: tuple[int, ...], turns: Sequence[tuple[int, Turn]]) -> Sample:
     trained = [(start, t) for start, t in turns if t.trained]
-    places = [np.arange(start, start + len(t.token_ids)) for start, t in trained]
-    logprobs = [np.asarray(t.logprobs) for _, t in trained]
-    versions = [np.full(len(t.token_ids), t.weights_version) for _, t in trained]
-    return Sample(number, ids, turns[-1][1].images, *(_join(parts) for parts in (places, logprobs, versions)))
-
-
-def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+    return Sample(  # a million times in a step of a large cluster: one array of a list costs less than arrays that are joined
+        number,
+        ids,
+        turns[-1][1].images,
+        np.array([place for start, t in trained for place in range(start, start + len(t.token_ids))], dtype=np.int64),
+        np.array([logprob for _, t in trained for logprob in t.logprobs], dtype=np.float64),
+        np.array([t.weights_version for _, t in trained for _ in t.token_ids], dtype=np.int64),
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 import torch
 
-from grpo_runner.cluster.calls import Call, Pending
+from grpo_runner.cluster.calls import Call, Member, Pending
 from grpo_runner.cluster.supervisor import Supervisor
 from grpo_runner.faults import Phase
 from grpo_runner.learner import Batch, LossSettings
@@ -171,21 +171,29 @@ class ClusterRollouts:
         playing: dict[ray.ObjectRef, Chunk] = {}
         pending: Pending = {}
         common = ray.put(settings), ray.put(seed_of)
-        while left or again or pending:
-            busy = {call.member.rank for call in pending.values()}
-            for member in [m for m in supervisor.members if m.rank not in busy]:
-                chunk = next_chunk(member.rank, len(supervisor.members), left, again)
-                if chunk is not None:
-                    fault = supervisor.fault(Phase.ROLLOUT, supervisor.step + 1, member)
-                    asked = supervisor.ask("rollout", member, "play", fault, chunk.pairs, *common)
-                    pending |= asked
-                    playing |= dict.fromkeys(asked, chunk)
+        ranks = len(supervisor.members)
+
+        def takes(member: Member) -> bool:
+            chunk = next_chunk(member.rank, ranks, left, again)
+            if chunk is None:
+                return False
+            fault = supervisor.fault(Phase.ROLLOUT, supervisor.step + 1, member)
+            asked = supervisor.ask("rollout", member, "play", fault, chunk.pairs, *common)
+            pending.update(asked)
+            playing.update(dict.fromkeys(asked, chunk))
+            return True
+
+        idle = [member for member in supervisor.members if not takes(member)]
+        while pending:
             for ref, outcome in supervisor.calls.next(pending):
                 call, chunk = pending.pop(ref), playing.pop(ref)
-                if isinstance(outcome, Exception):
+                idle.append(call.member)
+                failed = isinstance(outcome, Exception)
+                if failed:
                     again.append(self._failed(chunk, call, outcome))
-                    continue
-                for trajectory in outcome:
+                if left or again:  # whoever has answered goes on before we look at the answer
+                    idle = [member for member in idle if not takes(member)]
+                for trajectory in () if failed else outcome:
                     found[trajectory.task.uid, trajectory.sample] = trajectory
                     finished(trajectory)
         return [found[task.uid, sample] for task, sample in tasks]
