@@ -79,8 +79,12 @@ def train_through_losses(session: Session, tell: Callable[[str], None]) -> tuple
                 tell(
                     f"{why}; going on from the newest checkpoint" if isinstance(why, RankLost) else "taking the full size again"
                 )
-                with session.stop.abandons():
-                    session.supervisor.recover(why)
+                try:
+                    with session.stop.abandons():
+                        session.supervisor.recover(why)
+                except Stopped:
+                    session.step = session.store.newest  # what came after it is lost, so there is nothing to save
+                    raise
             return train(session, tell)
         except (RankLost, Resize) as caught:
             why = caught

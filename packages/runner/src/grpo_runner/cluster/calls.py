@@ -18,7 +18,7 @@ from grpo_runner.interruptions import Cause, Lost, RankLost
 
 TICK = 0.2  # seconds between two looks at who is lost
 GRACE = 3.0  # seconds in which a death explains an error of another rank
-DEADLINES = {"start": 900.0, "rollout": 3600.0, "update": 3600.0, "publish": 900.0, "checkpoint": 900.0, "leave": 15.0}
+DEADLINES = {"start": 900.0, "rollout": 3600.0, "update": 3600.0, "publish": 900.0, "checkpoint": 900.0, "leave": 30.0}
 
 
 @dataclass

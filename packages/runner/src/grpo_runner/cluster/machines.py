@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ class Machine:
 
     group: PlacementGroup
     members: list[Member | None] = field(default_factory=list)
+    awaited: bool = True  # False: it did not come in time, and the run goes on without it
     node: str = ""  # Ray's id of it, once a rank runs there
 
 
@@ -49,7 +51,7 @@ def connect(settings: Cluster) -> bool:
         return True
     ranks = settings.nodes * settings.ranks_per_node
     os.environ.setdefault("RAY_worker_niceness", "0")  # the ranks do the work here; Ray would let everybody else go first
-    ray.init(address="local", num_cpus=max(1, round(ranks * settings.cpus + 0.5)), include_dashboard=False, **quiet)
+    ray.init(address="local", num_cpus=math.ceil(ranks * settings.cpus), include_dashboard=False, **quiet)
     return True
 
 

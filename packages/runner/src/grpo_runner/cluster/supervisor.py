@@ -130,8 +130,7 @@ class Supervisor:
         """End all processes and give the machines back."""
         members = self.members
         with suppress(Exception):
-            for ref in self.calls.collect({r: c for m in members for r, c in self.ask("leave", m, "close").items()}):
-                del ref
+            self.all("leave", "close", members=members)
         self._pulse.close()
         self._end(members)
         for machine in (*self._machines, *self._missing):
@@ -209,7 +208,10 @@ class Supervisor:
         self._join()
 
     def _await_machines(self) -> None:
-        """Take the machines that come within `wait` seconds; go on without the others where the configuration allows it."""
+        """Take the machines that come within `wait` seconds; go on without the others where the configuration allows it.
+
+        One that did not come in time is not waited for again; it is taken whenever it comes.
+        """
         least = self._settings.min_nodes or self._settings.nodes
         end = time.monotonic() + self._settings.wait
         while True:
@@ -219,7 +221,7 @@ class Supervisor:
                 self._machines.append(machine)
             if not self._missing:
                 return
-            if time.monotonic() > end:
+            if time.monotonic() > end or not any(machine.awaited for machine in self._missing):
                 break
             self.calls.check(Call(m, "start") for m in self.members)
             time.sleep(0.2)
@@ -230,6 +232,8 @@ class Supervisor:
                 f"at least {least} are needed (cluster.min_nodes). `ray status` shows what the cluster has; the same command "
                 "continues the run"
             )
+        for machine in self._missing:
+            machine.awaited = False
         self._run.event("fewer_nodes", step=self.step, nodes=len(self._machines), of=self._settings.nodes)
 
     def _join(self) -> None:
