@@ -26,6 +26,7 @@ from grpo_runner.rollout import Rollouts, RolloutSettings
 from grpo_runner.runs import RunFolder
 from grpo_runner.seeds import derive_seed
 from grpo_runner.stopping import Stop
+from grpo_runner.task_source import TaskSource
 from vismaze_hooks import CheckpointBackend, Engine, EnvironmentOffer, Plugins, Task, Tracker
 from vismaze_hooks.names import pick
 from vismaze_hooks.text import make_text_environment
@@ -42,7 +43,7 @@ class Session:
     plugins: Plugins
     run: RunFolder
     offer: EnvironmentOffer
-    draw: Callable[[int], Task]
+    tasks: TaskSource
     fixed: tuple[Task, ...]
     base: Mapping[str, Any]
     learner: Learner | Team | ClusterLearner
@@ -67,6 +68,7 @@ class Session:
         self.entries += 1
         found = self.store.load(lambda folder, meta: self.learner.load(folder), may_change=MAY_CHANGE)
         self._stand_at(found[1].step if found else 0)
+        self.tasks.load(found[1].meta["tasks_at_the_edge"] if found else ())
         if found:
             meta = found[1].meta
             if self.entries == 1:  # later ones are in this attempt's own count
@@ -108,6 +110,7 @@ class Session:
             "policy_version": self.version,
             "seed": self.config.run.seed,
             "tasks_drawn": self.step * tasks,
+            "tasks_at_the_edge": self.tasks.state(),
             "schedule": {"updates": updates, "next_lr": self.schedule.lr_at(updates)},
             "evaluations": {str(step): asdict(found) for step, found in self.evaluations.items()},
             "trackers": dict.fromkeys(self.trackers, self.run_id),  # each is given this id at every start
@@ -250,7 +253,7 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
             plugins=plugins,
             run=run,
             offer=offer,
-            draw=draw,
+            tasks=TaskSource(draw, config.run.seed, revisit=config.tasks.revisit),
             fixed=fixed,
             base=base,
             learner=learner,

@@ -51,9 +51,11 @@ def train(session: Session, tell: Tell) -> tuple[Outcome, Outcome]:
         last = step + 1 == config.run.steps
         if last or (step + 1) % config.evaluation.every == 0:
             evaluate_step(session, step + 1, tell)
-        record = run.metrics(step + 1, metrics | {"checkpoint/failed": float(session.store.failed)})
+        counts = {"checkpoint/failed": float(session.store.failed), "tasks/revisited": float(session.tasks.revisited)}
+        record = run.metrics(step + 1, metrics | counts)
         if last or (config.export.every and (step + 1) % config.export.every == 0):
             export(session, step + 1)
+        session.tasks.learn(trajectories)
         session.finished_step(step + 1, record)
         if last or (step + 1) % config.checkpoint.every == 0:
             with run.phase("checkpoint"):
@@ -64,9 +66,8 @@ def train(session: Session, tell: Tell) -> tuple[Outcome, Outcome]:
 
 
 def draw_tasks(session: Session, step: int) -> list[Task]:
-    """Return the tasks of one step: a function of the run seed, the step and the place in it."""
-    seed = session.config.run.seed
-    tasks = [session.draw(derive_seed(seed, "task", step, n)) for n in range(session.config.rollout.tasks)]
+    """Return the tasks of one step: a function of the run seed, the step and the outcomes before it."""
+    tasks = session.tasks.draw(step, session.config.rollout.tasks)
     check_disjoint(session.fixed, tasks, session.config.tasks.evaluation)
     return tasks
 
@@ -112,7 +113,7 @@ def update(session: Session, step: int, trajectories: list[Trajectory]) -> dict[
         lr=lambda number: session.schedule.lr_at(step * config.train.minibatches + number),
         verify=None if isinstance(config.train.verify, str) else config.train.verify or None,
     )
-    return metrics | describe(trajectories, session.version) | counts(session.engine)
+    return metrics | describe(trajectories, session.version) | engine_counts(session.engine)
 
 
 def minibatches(samples: list[Sample], trajectories: list[Trajectory], count: int, seed: int) -> list[list[int]]:
@@ -148,7 +149,7 @@ def describe(trajectories: list[Trajectory], version: int) -> dict[str, float]:
     }
 
 
-def counts(engine: Engine) -> dict[str, float]:
+def engine_counts(engine: Engine) -> dict[str, float]:
     """Return what an engine counts, as metrics."""
     found = engine.counts() if isinstance(engine, CountingEngine) else {}
     return {f"engine/{name.replace(' ', '_')}": float(count) for name, count in found.items()}
