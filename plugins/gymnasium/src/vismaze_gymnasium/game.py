@@ -203,7 +203,7 @@ class Foreign:
 
         Breadth-first over places, each reached by a real replay from the state and known by its picture, or by the
         environment's own observation, which needs no drawing and is right where that is the whole state. A plan that was found
-        for a place before is replayed too before it is believed, so a picture that is not the whole state costs time, not truth.
+        for a place before is replayed too before it is believed: a picture that is not the whole state costs time, not truth.
         """
         seed, actions = self._sure
         if seed == state.seed and actions[: len(state.actions)] == state.actions and len(actions) > len(state.actions):
