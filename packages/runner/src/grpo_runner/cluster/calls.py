@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,21 +75,22 @@ class Calls:
                 found[ref] = outcome
         return [found[ref] for ref in pending]
 
-    def next(self, pending: Pending) -> list[tuple[ray.ObjectRef, Any]]:
-        """Wait until at least one call is answered; return the answers that are there. An error of the callee is an answer.
+    def next(self, pending: Pending) -> Iterator[tuple[ray.ObjectRef, Any]]:
+        """Wait until at least one call is answered; yield the answers that are there. An error of the callee is an answer.
+
+        Each answer is fetched when its turn comes, so that whoever gave one before has new work by then.
 
         Raises:
             RankLost: a rank died, fell silent, or hung.
         """
-        while True:
-            done, _ = ray.wait(list(pending), num_returns=1, timeout=TICK)
-            if done:
-                done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
-                return [(ref, self._outcome(ref, pending[ref])) for ref in done]
+        refs = list(pending)
+        while not (done := ray.wait(refs, num_returns=len(refs), timeout=0)[0] or ray.wait(refs, timeout=TICK)[0]):
             self.check(pending.values())
             late = [c for c in pending.values() if time.monotonic() - c.since > self.deadlines[c.phase]]
             if late:
                 raise RankLost(self._hung(late))
+        for ref in done:
+            yield ref, self._outcome(ref, pending[ref])
 
     def check(self, calls: Iterable[Call]) -> None:
         """
