@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,14 @@ class Machines:
         self.nodes += [self._cluster.add_node(num_cpus=1, object_store_memory=STORE) for _ in range(count)]
 
     def freeze(self, number: int) -> None:
-        """Stop a machine's raylet: it is there, and silent."""
-        os.kill(self._raylet(self.nodes[number]), signal.SIGSTOP)
+        """Stop a machine's raylet: it is there, and silent. Returns when Ray has found out, or after a minute."""
+        import ray
+
+        node = self.nodes[number]
+        os.kill(self._raylet(node), signal.SIGSTOP)
+        end = time.monotonic() + 60
+        while time.monotonic() < end and any(n["NodeID"] == node.node_id and n["Alive"] for n in ray.nodes()):
+            time.sleep(0.2)
 
     def close(self) -> None:
         for node in self.nodes:

@@ -2,6 +2,7 @@
 
 rank_cases.py gradients MODEL FOLDER     the gradient of recorded trajectories, on 1, 2, 3 and 4 ranks
 rank_cases.py elastic MODEL FOLDER       six steps on 1 rank; and on 2, then 1, then 3 ranks, through checkpoints
+rank_cases.py regroup MODEL FOLDER     a state saved by three ranks, and again after each has become another rank
 rank_cases.py failing MODEL FOLDER       three saves on 2 ranks, the second of which fails on rank 1
 """
 
@@ -201,6 +202,31 @@ def failing(world: World | None, model: str, folder: Path) -> None:
     team.close()
 
 
+def regroup(world: World | None, model: str, folder: Path, port: int) -> None:
+    """Save the recorded state as one rank, and again as another rank of a new group of the same size."""
+    assert world is not None
+    for generation in (0, 1):
+        learner = make_learner(config_of(model, train=WEIGHTS["language"]), world)
+        learner.load(folder / "language")
+        place = folder / f"group-{generation}"
+        place.mkdir(exist_ok=True)
+        learner.snapshot()(place)
+        if generation == 0:
+            dist.destroy_process_group()
+            store = dist.TCPStore("127.0.0.1", port, world.size, is_master=False)
+            world = join((world.rank + 1) % world.size, world.size, world.size, store, generation=1)
+
+
+def same_as_recorded(world: World | None, model: str, folder: Path) -> None:
+    """Read on one rank what `regroup` saved."""
+    learner = make_learner(config_of(model, train=WEIGHTS["language"]), world)
+    learner.load(folder / "language")
+    recorded = {name: weight.clone() for name, weight in learner.weights().items()}
+    for generation in (0, 1):
+        learner.load(folder / f"group-{generation}")
+        assert all(torch.equal(recorded[name], weight) for name, weight in learner.weights().items()), generation
+
+
 def limited(write: Callable[[Path], None], place: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
@@ -240,6 +266,10 @@ def main(what: str, model: str, folder: Path) -> None:
             ranked(size, gradients, model, folder)
     elif what == "failing":
         ranked(2, failing, model, folder)
+    elif what == "regroup":
+        second = dist.TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
+        ranked(3, regroup, model, folder, second.port)
+        ranked(1, same_as_recorded, model, folder)
     else:
         ranked(1, elastic, model, folder, "whole", STEPS)
         for size, end in ((2, 2), (1, 4), (3, STEPS)):

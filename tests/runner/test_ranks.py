@@ -73,6 +73,11 @@ def test_a_run_goes_on_with_one_rank_and_with_three_from_the_checkpoint_of_two(t
 
 
 @pytest.mark.slow
+def test_processes_that_form_a_new_group_as_other_ranks_save_their_own_parts(tiny_plain: Path, tmp_path: Path) -> None:
+    run("regroup", tiny_plain, tmp_path)
+
+
+@pytest.mark.slow
 def test_a_save_that_fails_on_one_rank_fails_on_all_and_costs_that_checkpoint_only(tiny_plain: Path, tmp_path: Path) -> None:
     events = run("failing", tiny_plain, tmp_path)
     assert "checkpoint_failed {'step': 2, 'error': 'CheckpointException" in events and "File too large" in events

@@ -95,13 +95,19 @@ def _serve(config: Config, world: World) -> None:
 
 
 def join(
-    rank: int, size: int, local_size: int, store: dist.Store | None = None, blame: Callable[[], None] = lambda: None
+    rank: int,
+    size: int,
+    local_size: int,
+    store: dist.Store | None = None,
+    blame: Callable[[], None] = lambda: None,
+    *,
+    generation: int = 0,
 ) -> World:
     """Meet the other ranks, through a store or where torchrun's environment says.
 
     Args:
         local_size: ranks on one machine.
-        blame: see `World`.
+        blame, generation: see `World`.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % local_size % torch.cuda.device_count())  # one is all that a process of a cluster sees
@@ -111,4 +117,4 @@ def join(
     else:
         dist.init_process_group(backend, timeout=WAIT, store=store, rank=rank, world_size=size)
     groups = [dist.new_group(backend="gloo", timeout=WAIT) for _ in range(2)]
-    return World(rank, size, local_size, groups[0], groups[1], blame)
+    return World(rank, size, local_size, groups[0], groups[1], generation, blame)

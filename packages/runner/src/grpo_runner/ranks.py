@@ -48,7 +48,13 @@ def make_learner(config: Config, world: World | None) -> Learner:
         from grpo_runner.sharding import shard  # late: one process needs none of it
 
         try:
-            shard(policy, config.learner.frozen_base, ranks=world.size, local_ranks=world.local_size)
+            shard(
+                policy,
+                config.learner.frozen_base,
+                ranks=world.size,
+                local_ranks=world.local_size,
+                generation=world.generation,
+            )
         except ValueError as error:
             raise ConfigError(f"learner.frozen_base: {error}") from error
     scorer = Scorer(

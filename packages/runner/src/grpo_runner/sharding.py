@@ -12,7 +12,7 @@ from grpo_runner.policy import Policy
 FrozenBase = Literal["replicate", "shard", "hybrid"]
 
 
-def shard(policy: Policy, frozen_base: FrozenBase, *, ranks: int, local_ranks: int) -> None:
+def shard(policy: Policy, frozen_base: FrozenBase, *, ranks: int, local_ranks: int, generation: int = 0) -> None:
     """Split the weights of every decoder layer over the ranks; the trained ones among `policy.trained` become DTensors.
 
     Embedding, output head and vision tower stay whole on every rank: they are used outside of any layer's forward pass, and
@@ -23,6 +23,9 @@ def shard(policy: Policy, frozen_base: FrozenBase, *, ranks: int, local_ranks: i
             travels; "shard" splits both over all ranks; "hybrid" splits both over the ranks of a machine and keeps one copy
             for each machine, so that only gradients travel between machines.
         local_ranks: ranks on one machine.
+        generation: of the group, where processes form one after the other. DTensor remembers by mesh which part of a tensor is
+            this rank's, and meshes of the same ranks are equal unless their names differ, though this process may be another
+            rank by now.
 
     Raises:
         ValueError: "hybrid" with machines of unequal numbers of ranks.
@@ -31,9 +34,11 @@ def shard(policy: Policy, frozen_base: FrozenBase, *, ranks: int, local_ranks: i
     if frozen_base == "hybrid":
         if ranks % local_ranks:
             raise ValueError(f"{ranks} ranks cannot be machines of {local_ranks} ranks each")
-        mesh = init_device_mesh(device, (ranks // local_ranks, local_ranks), mesh_dim_names=("machine", "rank"))
+        mesh = init_device_mesh(
+            device, (ranks // local_ranks, local_ranks), mesh_dim_names=(f"machine{generation}", f"rank{generation}")
+        )
     else:
-        mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("rank",))
+        mesh = init_device_mesh(device, (ranks,), mesh_dim_names=(f"rank{generation}",))
     text = policy.core.model.language_model
     inside = set(text.layers.parameters())
     for layer in text.layers:

@@ -18,6 +18,7 @@ class World:
     local_size: int  # ranks on one machine
     control: dist.ProcessGroup  # gloo: calls, and sums over ranks of plain numbers
     saving: dist.ProcessGroup  # gloo: what the saving threads say to each other, while training goes on
+    generation: int  # the how manieth group this is that its processes have formed
     blame: Callable[[], None]  # raises the error of another rank that has failed, if that is known
 
 

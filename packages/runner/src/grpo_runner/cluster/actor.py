@@ -74,7 +74,7 @@ class Rank:
         self._rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=self._config.environment.prompt)
         self._engine = make_engine(self._config, plugins)
 
-    def join(self, rank: int, size: int, local_size: int, host: str, port: int) -> None:
+    def join(self, rank: int, size: int, local_size: int, generation: int, host: str, port: int) -> None:
         """Leave the group that was, meet the other ranks at a store, load this rank's part of the policy.
 
         Raises:
@@ -84,7 +84,7 @@ class Rank:
         world = None
         if size > 1:
             store = dist.TCPStore(host, port, size, is_master=False)
-            world = join(rank, size, local_size, store)
+            world = join(rank, size, local_size, store, generation=generation)
         self._abandon.clear()
         self._learner = make_learner(self._config, world)
 

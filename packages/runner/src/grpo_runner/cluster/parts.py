@@ -57,11 +57,11 @@ class ClusterLearner:
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
         """As `Learner.save`: rank 0 does it alone, in the shared run folder."""
         first = self._supervisor.members[:1]
-        self._supervisor.all("publish", "learn", None, False, "save", (folder, weights), {}, members=first)
+        self._supervisor.all("publish", "learn", None, False, "save", (folder.resolve(), weights), {}, members=first)
 
     def load(self, folder: Path) -> None:
         """As `Learner.load`: each rank reads its own part."""
-        self._all("start", "load", folder)
+        self._all("start", "load", folder.resolve())
 
     def snapshot(self) -> Callable[[Path], None]:
         """As `Learner.snapshot`; the function that is returned makes every rank write its own part."""
@@ -72,7 +72,7 @@ class ClusterLearner:
         def write_all(folder: Path) -> None:
             pending: Pending = {}
             for member, fault in zip(members, faults, strict=True):
-                pending |= supervisor.ask("checkpoint", member, "write", fault, folder, group="saving")
+                pending |= supervisor.ask("checkpoint", member, "write", fault, folder.resolve(), group="saving")
             supervisor.calls.collect(pending)
 
         return write_all

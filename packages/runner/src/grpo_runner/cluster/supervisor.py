@@ -31,8 +31,9 @@ class Supervisor:
 
     def __init__(self, config: Config, plugins_folder: Path, run: RunFolder) -> None:
         self.step = 0
-        self._config, self._plugins_folder, self._run = config, plugins_folder, run
+        self._config, self._plugins_folder, self._run = _absolute(config), plugins_folder.resolve(), run
         self._settings = config.cluster
+        self._logs = run.path.resolve() / "logs"
         self._plan = config.fault_plan()
         self._struck = {e["number"] for e in read_lines(run.path / "events.jsonl") if e["event"] == "fault_struck"}
         self._failures: Counter[int] = Counter()  # by step
@@ -42,6 +43,7 @@ class Supervisor:
         self._machines: list[Machine] = []
         self._missing = [machines.request(self._settings) for _ in range(self._settings.nodes)]
         self._store: dist.TCPStore | None = None
+        self._generation = 0
         self.recovery: Recovery | None = None  # under way: until the next optimizer step is done
 
     @property
@@ -144,7 +146,7 @@ class Supervisor:
         self._run.event("rank_lost", step=self.step, **facts, seconds=lost.seconds, detail=lost.detail[-2000:])
 
     def _give_up(self, why: RankLost) -> None:
-        folder = write_diagnosis(self._run.path, self._config, why, self.members)
+        folder = write_diagnosis(self._run.path.resolve(), self._config, why, self.members)
         self._run.event("gave_up", step=self.step, failures=ATTEMPTS, diagnosis=str(folder))
         raise GaveUpError(f"step {self.step + 1} failed {ATTEMPTS} times, the last time because: {why}. See {folder}") from why
 
@@ -193,7 +195,7 @@ class Supervisor:
         for machine in self._machines:
             for bundle, member in enumerate(machine.members):
                 if member is None:
-                    actor = machines.start(machine, bundle, self._config, self._plugins_folder, self._run.path / "logs")
+                    actor = machines.start(machine, bundle, self._config, self._plugins_folder, self._logs)
                     machine.members[bundle] = member = Member(actor, -1)
                     fresh.append(member)
         for rank, member in enumerate(self.members):
@@ -238,14 +240,21 @@ class Supervisor:
 
     def _join(self) -> None:
         members = self.members
+        self._generation += 1
         size, host = len(members), ray.util.get_node_ip_address()
         self._store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
         pending: Pending = {}
         for member in members:
-            where = (member.rank, size, self._settings.ranks_per_node, host, self._store.port)
+            where = (member.rank, size, self._settings.ranks_per_node, self._generation, host, self._store.port)
             pending |= self.ask("start", member, "join", *where)
         self.calls.collect(pending)
 
     def _mark(self, part: str) -> None:
         if self.recovery is not None:
             self.recovery.mark(part)
+
+
+def _absolute(config: Config) -> Config:
+    """Return the configuration as another process can use it, whatever its working directory is."""
+    model = config.model.model_copy(update={"path": str(Path(config.model.path).resolve())})
+    return config.model_copy(update={"model": model})
