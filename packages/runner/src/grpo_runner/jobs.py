@@ -20,7 +20,20 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from grpo_runner.config import Config, ConfigError
-from grpo_runner.job_server import Job, JobError, Tell, connect, ending, exit_code, jobs, lookup, patiently, refusals, was_lost
+from grpo_runner.job_server import (
+    Job,
+    JobError,
+    ServerAwayError,
+    Tell,
+    connect,
+    ending,
+    exit_code,
+    jobs,
+    lookup,
+    patiently,
+    refusals,
+    was_lost,
+)
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -152,7 +165,7 @@ def watch(
         again: submits it and returns the new id.
 
     Raises:
-        JobError: no server answers for a while. The job may go on.
+        ServerAwayError: for `PATIENCE` seconds. The job may go on.
     """
     while True:
         try:
@@ -160,6 +173,8 @@ def watch(
         except KeyboardInterrupt:
             tell(f"job {job_id} goes on: `grpo-run status {job_id} --follow` shows it again, `grpo-run stop {job_id}` ends it")
             return INTERRUPTED
+        except ServerAwayError as error:
+            raise ServerAwayError(f"{error}; job {job_id} may go on there") from error
         what = ending(job) if job is not None else "lost: the cluster no longer knows it"
         if again is None or retries == 0 or (job is not None and not was_lost(job)):
             tell(f"job {job_id} {what}")
