@@ -145,10 +145,10 @@ def test_nothing_that_was_started_is_left(campaign: Campaign) -> None:
     assert not [pid for pid in pids - silent if psutil.pid_exists(pid)]
 
 
-def test_the_driver_is_killed_and_the_same_command_goes_on(
+def test_the_driver_is_killed_and_stopped_and_the_same_command_goes_on(
     machines: Any, config_of: Callable[..., Config], tmp_path: Path
 ) -> None:
-    config = config_of("driver", run={"steps": 4}, cluster={"kind": "ray", "nodes": 1, "address": machines.address})
+    config = config_of("driver", run={"steps": 6}, cluster={"kind": "ray", "nodes": 1, "address": machines.address})
     file = Path(config.run.folder).parent / "driver.toml"
     file.write_text(tomli_w.dumps(without_none(config.model_dump(mode="json"))))
     command = [sys.executable, "-m", "grpo_runner.cli", "train", str(file)]
@@ -158,11 +158,20 @@ def test_the_driver_is_killed_and_the_same_command_goes_on(
         process.send_signal(signal.SIGKILL)
     (log,) = (Path(config.run.folder) / "logs").glob("*.log")
     rank = int(log.stem.rpartition("-")[2])
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any(line.startswith("step ") for line in process.stderr), "it ended by itself"
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+    assert process.returncode == 143, "Ray's own answer to SIGTERM would be another one"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert not psutil.pid_exists(rank), "the ranks died with their driver"
-    (resumed,) = [e for e in read_lines(Path(config.run.folder) / "events.jsonl") if e["event"] == "resumed"]
-    assert resumed["step"] >= 1 and resumed["attempt"] == 2
+    events = read_lines(Path(config.run.folder) / "events.jsonl")
+    resumed = [e for e in events if e["event"] == "resumed"]
+    (stopped,) = [e for e in events if e["event"] == "run_stopped"]
+    assert [e["attempt"] for e in resumed] == [2, 3] and resumed[0]["step"] >= 1
+    assert stopped["signal"] == "stopped by SIGTERM" and stopped["saved"] == stopped["step"] == resumed[1]["step"]
 
 
 def test_a_step_that_fails_three_times_stops_the_run_with_a_diagnosis(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,15 +46,28 @@ def connect(settings: Cluster) -> bool:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning", "configure_logging": False}
     if settings.address or os.environ.get("RAY_ADDRESS"):
         try:
-            ray.init(address=settings.address, **quiet)
+            with _signals_kept():
+                ray.init(address=settings.address, **quiet)
         except (ConnectionError, ValueError) as error:
             where = f"cluster.address: {settings.address}" if settings.address else "RAY_ADDRESS"
             raise ConfigError(f"{where}: no Ray answers there: {error}") from error
         return True
     ranks = settings.nodes * settings.ranks_per_node
     os.environ.setdefault("RAY_worker_niceness", "0")  # the ranks do the work here; Ray would let everybody else go first
-    ray.init(address="local", num_cpus=math.ceil(ranks * settings.cpus), include_dashboard=False, **quiet)
+    with _signals_kept():
+        ray.init(address="local", num_cpus=math.ceil(ranks * settings.cpus), include_dashboard=False, **quiet)
     return True
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keep this process's answer to SIGTERM, which `ray.init` replaces: the run ends cleanly on it."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def request(settings: Cluster) -> Machine:
