@@ -5,8 +5,8 @@
 A simulated cluster on this machine (a head, and machines of one CPU), the small model, ranks killed at seeded places: `rate`
 percent of the steps. `recover` is the run as it is. `restart` is the same loop without recovery: a loss ends the process, and
 the same command is started again on the same cluster until it ends well, as a scheduler would. Wall time goes from the end of
-the first start to the end of the run; useful time is the number of steps times what a step takes without failures; R is the
-rest by failure.
+the first start to the end of the run; useful is what the steps took that were kept, by their own metrics, so that a busy
+machine counts on both sides; R is the rest by failure.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def configuration(folder: Path, name: str, address: str, steps: int, machines: i
         "model": {"path": str(folder / "base"), "tiny": {"vision_depth": 2, "deepstack": [0, 1]}},
         "environment": {"id": "VisMaze-v0", "options": {"size": 5, "cell_px": 8, "reward": "short_answers"}, "prompt": "Go."},
         "tasks": {"evaluation": "vismaze-5x5", "stream": {"shortest": [2, 2]}},
-        "rollout": {"tasks": 24, "samples": 8, "history": 1, "max_new_tokens": 4},
+        "rollout": {"tasks": 6, "samples": 4, "history": 1, "max_new_tokens": 4},
         "loss": {"scale": "none"},
         "train": {"lr": 1e-3, "rank": 4, "targets": "all-linear"},
         "cluster": {"kind": "ray", "address": address, "nodes": machines, "faults": plan(steps, machines, rate)},
@@ -99,7 +99,7 @@ def child(how: str, config: Path) -> None:
 
 
 def measured(run: Path) -> dict[str, Any]:
-    """Return wall seconds from the first start's end to the run's, and the recoveries' parts."""
+    """Return wall seconds from the first start's end to the run's, the seconds of the steps that were kept, the recoveries."""
     events = read_lines(run / "events.jsonl")
     times = {
         name: [datetime.fromisoformat(e["time"]) for e in events if e["event"] == name]
@@ -107,6 +107,7 @@ def measured(run: Path) -> dict[str, Any]:
     }
     found = {"wall_seconds": (times["run_finished"][-1] - times["run_started"][0]).total_seconds()}
     return found | {
+        "useful_seconds": round(sum(sum(r["seconds"].values()) for r in read_lines(run / "metrics.jsonl")), 1),
         "failures": sum(e["event"] == "fault_struck" for e in events),
         "recoveries": [e["seconds"] for e in events if e["event"] == "recovered"],
     }
@@ -114,18 +115,15 @@ def measured(run: Path) -> dict[str, Any]:
 
 def measure(folder: Path, address: str, steps: int, machines: int, rates: list[int]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    step_seconds = 0.0
     for rate in sorted({0, *rates}):
         for how in ("recover", "restart") if rate else ("recover",):
             name = f"{how}-{rate}"
             starts = train(how, configuration(folder, name, address, steps, machines, rate))
             row = {"how": how, "rate_percent": rate, "starts": starts, **measured(folder / name)}
-            if rate == 0:
-                step_seconds = row["wall_seconds"] / steps
-            lost = row["wall_seconds"] - steps * step_seconds
-            row["goodput"] = round(steps * step_seconds / row["wall_seconds"], 3)
+            lost = row["wall_seconds"] - row["useful_seconds"]
+            row["goodput"] = round(row["useful_seconds"] / row["wall_seconds"], 3)
             row["R_seconds"] = round(lost / row["failures"], 1) if row["failures"] else None
-            row["step_seconds"] = round(step_seconds, 2)
+            row["step_seconds"] = round(row["useful_seconds"] / steps, 2)
             print(json.dumps(row), flush=True)
             rows.append(row)
     return rows
