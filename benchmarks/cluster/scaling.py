@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import json
 import os
 import platform
@@ -25,6 +26,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from grpo_runner.files import write_json
+
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "scaling.json"
 IMAGE = ROOT / "docs" / "images" / "scaling.png"
@@ -33,7 +36,7 @@ TRAJECTORIES = (1_000, 10_000, 100_000)
 PROFILED = (512, 10_000)  # engines, trajectories
 BUSY = 10.0  # seconds that each engine sleeps in all
 HOSTS = 2
-SAMPLES = 16  # of a task
+SAMPLES = 16  # of a task; fewer where there would be less tasks than engines
 T = TypeVar("T")
 
 
@@ -49,17 +52,21 @@ def measure(engines: int, trajectories: int, *, history: bool, profiled: bool) -
     from grpo_runner.cluster.parts import ClusterRollouts
     from grpo_runner.config import load
     from grpo_runner.session import find_environment, fixed_set
+    from grpo_runner.task_source import TaskSource
     from grpo_runner.train import draw_tasks, play, update
     from vismaze_hooks import load_plugins
 
+    samples = min(SAMPLES, trajectories // engines)
     config = load(
-        ROOT / "examples" / "maze-tiny.toml", [f"rollout.tasks={trajectories // SAMPLES}", f"rollout.samples={SAMPLES}"]
+        ROOT / "examples" / "maze-tiny.toml", [f"rollout.tasks={trajectories // samples}", f"rollout.samples={samples}"]
     )
     offer = find_environment(config, load_plugins())
     supervisor = SimulatedSupervisor(engines, HOSTS, BUSY * engines / trajectories, history)
+    gc.collect()
+    gc.freeze()  # as the command does
     session: Any = SimpleNamespace(
         config=config,
-        draw=offer.stream(**config.tasks.stream),  # type: ignore[misc]
+        tasks=TaskSource(offer.stream(**config.tasks.stream), config.run.seed, revisit=config.tasks.revisit),  # type: ignore[misc]
         fixed=fixed_set(offer, config.tasks.evaluation),
         rollouts=ClusterRollouts(supervisor, None),  # type: ignore[arg-type]
         engine=None,
@@ -120,29 +127,23 @@ def in_a_process_of_its_own(
 
 
 def draw_picture(rows: list[dict[str, Any]]) -> None:
-    """Milliseconds a trajectory by engines and by trajectories."""
+    """Draw milliseconds a trajectory by part, a bar for each size."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True)
-    most, middle = TRAJECTORIES[-1], ENGINES[-2]
-    by_engines = [r for r in rows if r["trajectories"] == most and not r["history"]]
-    by_trajectories = [r for r in rows if r["engines"] == middle and not r["history"]]
-    for axis, key, chosen, title in (
-        (axes[0], "engines", by_engines, f"{most:,} trajectories a step"),
-        (axes[1], "trajectories", sorted(by_trajectories, key=lambda r: r["trajectories"]), f"{middle} engines"),
-    ):
-        bottom = [0.0] * len(chosen)
-        for part in ("draw", "rollout", "update"):
-            height = [1e3 * r["seconds"][part] / r["trajectories"] for r in chosen]
-            axis.bar([f"{r[key]:,}" for r in chosen], height, bottom=bottom, label=part)
-            bottom = [b + h for b, h in zip(bottom, height, strict=True)]
-        axis.set_xlabel(key)
-        axis.set_title(title, fontsize=10)
-    axes[0].set_ylabel("controller, ms a trajectory")
-    axes[0].legend(frameon=False)
+    chosen = sorted((r for r in rows if not r["history"]), key=lambda r: (r["trajectories"], r["engines"]))
+    labels = [f"{r['engines']:,} engines\n{r['trajectories']:,} trajectories" for r in chosen]
+    figure, axis = pyplot.subplots(figsize=(1.5 * len(chosen) + 1, 3.2))
+    bottom = [0.0] * len(chosen)
+    for part in ("draw", "rollout", "update"):
+        height = [1e3 * r["seconds"][part] / r["trajectories"] for r in chosen]
+        axis.bar(labels, height, bottom=bottom, label=part)
+        bottom = [b + h for b, h in zip(bottom, height, strict=True)]
+    axis.tick_params(axis="x", labelsize=7)
+    axis.set_ylabel("controller, ms a trajectory")
+    axis.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(IMAGE, dpi=110)
 
@@ -152,21 +153,22 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, type=int, metavar=("ENGINES", "TRAJECTORIES"), help="measure one row, print it")
     parser.add_argument("--history", action="store_true", help="prompts hold the whole conversation")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--draw", action="store_true", help="draw the committed results")
+    parser.add_argument("--again", action="store_true", help="measure what the results hold already, too")
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(*given.one, history=given.history, profiled=given.profile)))
         return
-    if given.draw:
-        draw_picture(json.loads(RESULT.read_text())["rows"])
-        return
+    found: dict[str, Any] = {"rows": []} if given.again or not RESULT.exists() else json.loads(RESULT.read_text())
+    found["machine"] = {"cpu_cores": os.cpu_count(), "python": platform.python_version()}
     plan = dict.fromkeys([*((e, TRAJECTORIES[-1]) for e in ENGINES), *((ENGINES[-2], t) for t in TRAJECTORIES)])
-    rows = [in_a_process_of_its_own(*place) for place in plan]
-    rows.append(in_a_process_of_its_own(*PROFILED, history=True))
-    profile = in_a_process_of_its_own(*PROFILED, profiled=True)["profile"]
-    machine = {"cpu_cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]}
-    RESULT.write_text(json.dumps({"machine": machine, "rows": rows, "profile": profile}, indent=1) + "\n", encoding="utf-8")
-    draw_picture(rows)
+    for engines, trajectories, history in [*((*place, False) for place in plan), (*PROFILED, True)]:
+        if not any((r["engines"], r["trajectories"], r["history"]) == (engines, trajectories, history) for r in found["rows"]):
+            found["rows"].append(in_a_process_of_its_own(engines, trajectories, history=history))
+            write_json(RESULT, found)
+    if "profile" not in found:
+        found["profile"] = in_a_process_of_its_own(*PROFILED, profiled=True)["profile"]
+        write_json(RESULT, found)
+    draw_picture(found["rows"])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,15 @@ import pytest
 SCALING = Path(__file__).parents[2] / "benchmarks" / "cluster" / "scaling.py"
 
 
+def test_the_committed_record_grows_with_the_trajectories_and_leaves_512_engines_room() -> None:
+    """Half a second of a GPU for a trajectory, played and learnt, is less than any model of the size that needs 512 takes."""
+    rows = json.loads((SCALING.parents[1] / "results" / "scaling.json").read_text())["rows"]
+    cost = {(row["engines"], row["trajectories"]): row["milliseconds_a_trajectory"] for row in rows}
+    assert {6, 512, 4096} <= {engines for engines, _ in cost} and max(trajectories for _, trajectories in cost) == 100_000
+    assert max(cost.values()) < 2 * min(cost.values())
+    assert 512 * cost[512, 100_000] < 500
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_step_of_simulated_engines_runs_through_the_controller() -> None:
