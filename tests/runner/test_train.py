@@ -108,7 +108,11 @@ def test_a_run_interrupted_between_steps_ends_with_the_same_weights(
     [
         {"rollout": {"history": "full"}, "train": {"targets": "language"}},
         {"rollout": {"history": "full"}, "train": {"weights": "full", "minibatches": 1, "lr": 1e-3}},
-        {"rollout": {"history": 0}, "tasks": {"revisit": 0.5}, "loss": {"kl": 0.1, "entropy": 0.01, "estimator": "rloo", "scale": "std"}},
+        {
+            "rollout": {"history": 0},
+            "tasks": {"revisit": 0.5},
+            "loss": {"kl": 0.1, "entropy": 0.01, "estimator": "rloo", "scale": "std"},
+        },
         {"model": {"tiny": "tiny-gqa"}, "environment": {"cell_px": 32}, "train": {"minibatches": 1}},
     ],
     ids=["whole conversations", "every weight", "no past, KL and entropy", "other shape"],

@@ -51,7 +51,7 @@ class Environment(Section):
 
 class Tasks(Section):
     stream: dict[str, Any] = Field(default_factory=dict, description="options of the training stream: shortest = [2, 16], …")
-    revisit: Share = Field(0.0, description="share of a step's tasks, at most, that are drawn again for having had both outcomes")
+    revisit: Share = Field(0.0, description="share of a step's tasks, at most, drawn again for having had both outcomes")
     evaluation: str = Field(description="name of the fixed set that results are reported on; never trained on")
     tuning: str | None = Field(None, description="name of the fixed set for calibrating the warm start and for tuning")
 
