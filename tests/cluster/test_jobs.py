@@ -226,7 +226,7 @@ def test_a_job_is_left_looked_at_and_stopped(head: Head, config: Path) -> None:
 
 @pytest.mark.ray
 def test_a_lost_cluster_is_waited_for_and_the_job_submitted_again(head: Head, config: Path) -> None:
-    with start("submit", str(config), "run.steps=200", "--address", head.address) as submitted:
+    with start("submit", str(config), "run.steps=40", "--address", head.address) as submitted:
         until(lambda: len(steps_of(config)) >= 1)
         head.kill()
         before = len(steps_of(config))
@@ -234,8 +234,8 @@ def test_a_lost_cluster_is_waited_for_and_the_job_submitted_again(head: Head, co
         log, told = submitted.communicate()
     assert submitted.returncode == 0, told
     assert "lost: the cluster no longer knows it; it is submitted again" in told
-    assert before < 200 and log.count("step 200/200") == 1
-    assert steps_of(config) == list(range(1, 201))
+    assert before < 40 and log.count("step 40/40") == 1
+    assert steps_of(config) == list(range(1, 41))
 
 
 @pytest.mark.ray
