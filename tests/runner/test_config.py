@@ -84,7 +84,7 @@ def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
 def test_every_key_has_a_meaning() -> None:
     described = list(describe())
     assert all(info.description for key, info in described if "." in key), [k for k, i in described if not i.description]
-    assert len(described) < 70
+    assert len(described) <= 70, "one more must replace another"
 
 
 def test_the_hash_changes_with_what_changes_numbers_and_with_nothing_else(file: Path) -> None:
