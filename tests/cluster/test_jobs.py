@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -136,7 +137,13 @@ def grpo_run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [str(BIN / "grpo-run"), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment(), preexec_fn=interruptible, **pipes)
+
+
+def interruptible() -> None:
+    """Take Ctrl-C as a terminal's process does, also where the tests run in the background and ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def until(true: Callable[[], bool], seconds: float = 240) -> None:
