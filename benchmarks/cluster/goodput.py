@@ -94,7 +94,7 @@ def child(how: str, config: Path) -> None:
     from grpo_runner.cli import app
 
     if how == "restart":
-        main_job.train_through_losses = main_job.train
+        main_job.through_losses = lambda work, recover: work()  # type: ignore[assignment]
     app(["train", str(config)])
 
 

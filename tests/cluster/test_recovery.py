@@ -17,14 +17,20 @@ import psutil
 import pytest
 import tomli_w
 
+from grpo_runner import main_job
 from grpo_runner.config import Config
 from grpo_runner.identity import without_none
 from grpo_runner.interruptions import GaveUpError
-from grpo_runner.main_job import run_training
 from grpo_runner.runs import read_lines
+from grpo_runner.session import Session
+from grpo_runner.stopping import Stopped
 from vismaze_hooks import load_plugins
 
 pytest.importorskip("ray")
+
+from grpo_runner.cluster import Supervisor
+from grpo_runner.cluster.calls import Member
+
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning:ray")]
 
 STEPS = 11
@@ -58,7 +64,7 @@ def when(event: dict[str, Any]) -> float:
 
 
 def train(config: Config, tell: Callable[[str], None] = lambda line: None) -> Path:
-    run_training(config, load_plugins(config.plugins, folder=Path(config.run.folder).parent), tell)
+    main_job.run_training(config, load_plugins(config.plugins, folder=Path(config.run.folder).parent), tell)
     return Path(config.run.folder)
 
 
@@ -192,3 +198,67 @@ def test_a_step_that_fails_three_times_stops_the_run_with_a_diagnosis(
     names = [e["event"] for e in read_lines(Path(config.run.folder) / "events.jsonl")]
     assert names.count("rank_lost") == 3 and names[-2:] == ["gave_up", "run_failed"]
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def kill_once(member: Member) -> None:
+    os.kill(member.pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(member.pid)] if psutil.pid_exists(member.pid) else [], timeout=20)
+
+
+def test_ranks_lost_while_the_run_opens_and_while_it_ends_are_replaced(
+    machines: Any, config_of: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everybody, summarise, waiting = Supervisor.all, main_job.summarise, ["open", "questions"]
+
+    def all_of_them(self: Supervisor, phase: str, method: str, *arguments: Any, **options: Any) -> list[Any]:
+        if waiting[:1] == [method]:
+            waiting.pop(0)
+            kill_once(self.members[0 if method == "questions" else 1])
+        return everybody(self, phase, method, *arguments, **options)
+
+    def summary(session: Session, *outcomes: Any) -> dict[str, Any]:
+        if not waiting:
+            waiting.append("over")
+            assert session.supervisor is not None
+            kill_once(session.supervisor.members[0])
+        return summarise(session, *outcomes)
+
+    monkeypatch.setattr(Supervisor, "all", all_of_them)
+    monkeypatch.setattr(main_job, "summarise", summary)
+    run = train(config_of("windows", cluster={"kind": "ray", "nodes": 2}))
+    assert waiting == ["over"]
+    events = read_lines(run / "events.jsonl")
+    lost = [(e["rank"], e["cause"], e["step"]) for e in events if e["event"] == "rank_lost"]
+    assert lost == [(1, "died", 0), (0, "died", 0), (0, "died", 2)]
+    names = [e["event"] for e in events]
+    assert names.count("run_started") == names.count("run_finished") == 1
+    assert [record["step"] for record in read_lines(run / "metrics.jsonl")] == [1, 2]
+    assert (run / "summary.json").is_file() and (run / "report.html").is_file()
+
+
+def test_a_rank_lost_while_the_run_leaves_costs_that_checkpoint_only(
+    machines: Any, config_of: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave = Session.leave
+
+    def leaving(self: Session) -> int:
+        assert self.supervisor is not None
+        kill_once(self.supervisor.members[0])
+        return leave(self)
+
+    monkeypatch.setattr(Session, "leave", leaving)
+    config = config_of("leaving", cluster={"kind": "ray", "nodes": 1}, run={"steps": 4}, checkpoint={"every": 2})
+
+    def tell(line: str) -> None:
+        if line.startswith("step 3/"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        train(config, tell)
+    events = read_lines(Path(config.run.folder) / "events.jsonl")
+    (stopped,) = [e for e in events if e["event"] == "run_stopped"]
+    assert (stopped["step"], stopped["saved"]) == (3, 2)
+    assert [e["step"] for e in events if e["event"] == "leave_interrupted"] == [3]
+    monkeypatch.undo()
+    train(config)
+    assert [record["step"] for record in read_lines(Path(config.run.folder) / "metrics.jsonl")] == [1, 2, 3, 4]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 class Cause(StrEnum):
@@ -47,3 +50,19 @@ class TooFewNodesError(RuntimeError):
 
 class GaveUpError(RuntimeError):
     """The same step failed again and again; the message names the folder with the diagnosis."""
+
+
+def through_losses(work: Callable[[], Result], recover: Callable[[RankLost | Resize], None]) -> Result:
+    """Do some work; when a cluster loses ranks meanwhile (or gets machines back), recover and do it again.
+
+    Args:
+        recover: makes the cluster whole; bounds by itself how often that is tried. What is lost meanwhile is its next task.
+    """
+    why: RankLost | Resize | None = None
+    while True:
+        try:
+            if why is not None:
+                recover(why)
+            return work()
+        except (RankLost, Resize) as caught:
+            why = caught

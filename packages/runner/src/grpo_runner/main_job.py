@@ -14,7 +14,7 @@ from grpo_runner.adapters import AdapterError, check_fits, linear_places, read_a
 from grpo_runner.config import Config, ConfigError, config_hash
 from grpo_runner.evaluate import Outcome, evaluate, outcome, resumable
 from grpo_runner.identity import versions
-from grpo_runner.interruptions import RankLost, Resize
+from grpo_runner.interruptions import RankLost, Resize, through_losses
 from grpo_runner.policy import TARGETS, digest, load_processors
 from grpo_runner.ranks import lora_of
 from grpo_runner.report import write_report
@@ -44,8 +44,7 @@ def run_training(config: Config, plugins: Plugins, tell: Callable[[str], None]) 
             run.event("listener_failed", **asdict(problem))
         error: BaseException | None = None
         try:
-            first, last = train_through_losses(session, tell)
-            run.summary(summarise(session, first, last))
+            first, last = train_and_summarise(session, tell)
             with run.phase("report"):
                 page = make_report(run.path, config, plugins)
         except Stopped as caught:
@@ -70,24 +69,25 @@ def run_training(config: Config, plugins: Plugins, tell: Callable[[str], None]) 
     ]
 
 
-def train_through_losses(session: Session, tell: Callable[[str], None]) -> tuple[Outcome, Outcome]:
-    """Train; when a cluster loses ranks (or gets machines back), enter the loop again from the newest checkpoint."""
-    why: RankLost | Resize | None = None
-    while True:
+def train_and_summarise(session: Session, tell: Callable[[str], None]) -> tuple[Outcome, Outcome]:
+    """Train and write the summary; on a cluster the loop is entered again, from the newest checkpoint, after every loss."""
+
+    def work() -> tuple[Outcome, Outcome]:
+        first, last = train(session, tell)
+        session.run.summary(summarise(session, first, last))
+        return first, last
+
+    def recover(why: RankLost | Resize) -> None:
+        assert session.supervisor is not None
+        tell(f"{why}; going on from the newest checkpoint" if isinstance(why, RankLost) else "taking the full size again")
         try:
-            if why is not None and session.supervisor is not None:
-                tell(
-                    f"{why}; going on from the newest checkpoint" if isinstance(why, RankLost) else "taking the full size again"
-                )
-                try:
-                    with session.stop.abandons():
-                        session.supervisor.recover(why)
-                except Stopped:
-                    session.step = session.store.newest  # what came after it is lost, so there is nothing to save
-                    raise
-            return train(session, tell)
-        except (RankLost, Resize) as caught:
-            why = caught
+            with session.stop.abandons():
+                session.supervisor.recover(why)
+        except Stopped:
+            session.step = session.store.newest  # what came after it is lost, so there is nothing to save
+            raise
+
+    return through_losses(work, recover)
 
 
 def _line(result: Outcome) -> str:

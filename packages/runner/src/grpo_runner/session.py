@@ -16,7 +16,7 @@ from grpo_runner.checkpoints import CheckpointStore, commit_folder, sweep
 from grpo_runner.config import MAY_CHANGE, Config, ConfigError, config_hash
 from grpo_runner.evaluate import Outcome, read_outcome
 from grpo_runner.identity import run_identity, versions
-from grpo_runner.interruptions import Resize
+from grpo_runner.interruptions import RankLost, Resize, through_losses
 from grpo_runner.launch import lead
 from grpo_runner.learner import Learner
 from grpo_runner.policy import load_processors
@@ -154,10 +154,16 @@ class Session:
         self.store.wait()
 
     def leave(self) -> int:
-        """Save where the run stands, unless that has been done; returns the step of the newest checkpoint."""
+        """Save where the run stands, unless that has been done; returns the step of the newest checkpoint.
+
+        Where a rank is lost meanwhile, that is one of earlier: whoever sent the signal does not wait for a recovery.
+        """
         self.store.wait()
         if self.store.newest < self.step:
-            self.checkpoint()
+            try:
+                self.checkpoint()
+            except (RankLost, Resize) as why:
+                self.run.event("leave_interrupted", step=self.step, why=str(why) or "a machine is back")
             self.store.wait()
         return self.store.newest
 
@@ -224,7 +230,7 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
             cluster = _cluster()
             supervisor = cluster.Supervisor(config, plugins.folder, run)
             undo.callback(supervisor.close)
-            supervisor.start()
+            through_losses(supervisor.start, supervisor.recover)
             learner, engine = cluster.ClusterLearner(supervisor), cluster.ClusterEngine(supervisor)
             rollouts = cluster.ClusterRollouts(supervisor, run)
         else:
@@ -234,9 +240,14 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
             undo.callback(engine.close)
             processors = load_processors(Path(config.model.path))
             rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
-        canary = make_canary(config, draw, rollouts, learner)
-        if canary is not None and config.train.weights == "lora":
-            run.event("canary_measured", gap=canary.measure(engine))
+
+        def measure() -> Canary | None:
+            canary = make_canary(config, draw, rollouts, learner)
+            if canary is not None and config.train.weights == "lora":
+                run.event("canary_measured", gap=canary.measure(engine))
+            return canary
+
+        canary = through_losses(measure, supervisor.recover) if supervisor is not None else measure()
         store = CheckpointStore(
             folder / "checkpoints",
             run_folder=folder,

@@ -87,7 +87,7 @@ class Supervisor:
         """Start all ranks.
 
         Raises:
-            TooFewNodesError: as `recover`.
+            TooFewNodesError, RankLost: as `recover`, which is then the way to go on.
             ConfigError: what the ranks say of the configuration.
         """
         self._come_up()
@@ -200,13 +200,17 @@ class Supervisor:
                     fresh.append(member)
         for rank, member in enumerate(self.members):
             member.rank = rank
-        for member, place in zip(fresh, self.all("start", "place", members=fresh), strict=True):
-            member.host, member.pid, member.node = place
-        for machine in self._machines:
-            machine.node = next(m.node for m in machine.members if m is not None)
-        self._pulse.watch(fresh)
-        self._mark("schedule")
-        self.all("start", "open", members=fresh)
+        try:
+            for member, place in zip(fresh, self.all("start", "place", members=fresh), strict=True):
+                member.host, member.pid, member.node = place
+            for machine in self._machines:
+                machine.node = next(m.node for m in machine.members if m is not None)
+            self._pulse.watch(fresh)
+            self._mark("schedule")
+            self.all("start", "open", members=fresh)
+        except RankLost:
+            self._end(fresh)  # so that whoever is there at the next attempt is ready
+            raise
         self._join()
 
     def _await_machines(self) -> None:
