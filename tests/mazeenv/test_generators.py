@@ -139,3 +139,13 @@ def test_loops_open_exactly_that_many_walls(loops):
     for seed in range(20):
         maze = draw_level(Level(11, 11, loops=loops), seed)
         assert openings(maze.walls, 11, 11) == 24 + loops and reached(maze.walls, 11, 11)
+
+
+@pytest.mark.parametrize("ends", ["rooms", "corners"])
+def test_blocking_walls_up_exactly_that_many_passages_and_never_parts_start_from_goal(ends):
+    cut_off = 0
+    for seed in range(40):
+        maze = draw_level(Level(11, 11, loops=6, blocked=5, ends=ends), seed)
+        assert openings(maze.walls, 11, 11) == 24 + 6 - 5 and maze.shortest > 0
+        cut_off += not reached(maze.walls, 11, 11)
+    assert cut_off, "some boards have rooms that nothing leads to"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mazeenv import Maze, MazeConfig, canonical_hash, eval_set, fixed, read_file, training_stream, walls_hash
+from mazeenv import Maze, MazeConfig, canonical_hash, eval_set, fixed, grid, read_file, training_stream, walls_hash
 from mazeenv.make_sets import BINS_7X7, BINS_9X9, EVALUATION_7X7, TUNING_7X7, build, spanning_trees
 from mazeenv.offer import maze_offer, visgym_easy_offer, visgym_hard_offer
 from mazeenv.symmetry import images
@@ -159,6 +159,20 @@ def test_stream_options():
     assert all(900 < n < 1100 for n in shares.values())
 
 
+def test_a_stream_draws_boards_with_loops_and_with_passages_walled_up():
+    """3×3 rooms: 12 inner walls, 8 of them opened by a tree."""
+    stream = training_stream(MazeConfig(size=7), "x", bins=BINS_7X7, loops=(0, 2), blocked=(0, 1))
+    tasks = [stream(seed) for seed in range(1500)]
+    mazes = [Maze.from_text(task.options["maze"]) for task in tasks]
+    opened = Counter(sum(not maze.walls[door] for door, _, _ in grid.doors(7, 7)) for maze in mazes)
+    assert set(opened) == {7, 8, 9, 10} and min(opened.values()) > 50
+    held_out = {task.labels["class"] for name in ("vismaze-64-7x7", "vismaze-tune-7x7") for task in eval_set(name)}
+    seen = {task.labels["class"] for task in tasks}
+    assert not seen & held_out and len(seen) > 5 * 18, "there are 18 classes of trees to train on"
+    same = training_stream(MazeConfig(size=7, loops=1), "x")
+    assert [same(n) for n in range(50)] == [training_stream(MazeConfig(size=7), "x", loops=1)(n) for n in range(50)]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -172,6 +186,10 @@ def test_stream_options():
         ({"extra_moves": (0, True)}, "extra_moves"),
         ({"extra_moves": "4"}, "extra_moves"),
         ({"extra_moves": 1.5}, "extra_moves"),
+        ({"loops": (0, 5)}, "0 to 4"),
+        ({"loops": "2"}, "loops"),
+        ({"blocked": (3, 1)}, "blocked"),
+        ({"blocked": -1}, "at least 0"),
     ],
 )
 def test_wrong_stream_options_are_refused_when_it_is_made(options, said):

@@ -21,6 +21,7 @@ class MazeConfig:
     generator: str = "wilson"  # name of an installed generator
     braid: float = 0.0  # chance of each dead end to be opened
     loops: int = 0  # further walls to open
+    blocked: int = 0  # passages to wall up afterwards; what that cuts off is never start or goal
     ends: Literal["rooms", "corners"] = "rooms"  # start and goal: any two "rooms", or opposite "corners"
     shortest: tuple[int, int] | None = None  # fewest and most moves from start to goal
     max_moves: int | None = None  # None: shortest + 4, + 1 where a stop is needed
@@ -66,7 +67,7 @@ class MazeConfig:
         """Return what is drawn."""
         height, width = self.sides
         pair = None if self.shortest is None else (self.shortest[0], self.shortest[1])
-        return Level(height, width, make_generator(self.generator), self.braid, self.loops, self.ends, pair)
+        return Level(height, width, make_generator(self.generator), self.braid, self.loops, self.blocked, self.ends, pair)
 
     def draw(self, level: Level, seed: int, limit: int | None) -> Maze:
         """Draw a maze that can be solved within the limit (None: its own default limit); a pure function of the seed."""

@@ -8,7 +8,7 @@ from typing import Literal
 from mazeenv import grid
 from mazeenv.generators import Generator, wilson
 from mazeenv.maze import Maze, check_size
-from mazeenv.openings import braid, open_loops
+from mazeenv.openings import block, braid, open_loops
 from vismaze_hooks.integers import Integers
 
 ATTEMPTS = 20_000  # draws before a request counts as impossible
@@ -23,6 +23,7 @@ class Level:
     generator: Generator = field(default=wilson)
     braid: float = 0.0  # chance of each dead end to be opened
     loops: int = 0  # further walls to open
+    blocked: int = 0  # passages to wall up afterwards
     ends: Literal["rooms", "corners"] = "rooms"  # start and goal: any two rooms, or opposite corners
     shortest: tuple[int, int] | None = None  # fewest and most moves from start to goal
 
@@ -38,6 +39,8 @@ class Level:
         walls = len(grid.doors(self.height, self.width)) - len(grid.rooms(self.height, self.width)) + 1
         if isinstance(self.loops, bool) or not isinstance(self.loops, int) or not 0 <= self.loops <= walls:
             raise ValueError(f"loops={self.loops!r}: must be a whole number from 0 to {walls}, the walls that a tree leaves")
+        if isinstance(self.blocked, bool) or not isinstance(self.blocked, int) or self.blocked < 0:
+            raise ValueError(f"blocked={self.blocked!r}: must be a whole number, 0 or more")
         if self.ends not in ("rooms", "corners"):
             raise ValueError(f"ends={self.ends!r}: must be 'rooms' or 'corners'")
         if self.shortest is not None:
@@ -107,6 +110,8 @@ def attempt(level: Level, seed: int, lane: int) -> Maze | None:
         walls = braid(walls, height, width, level.braid, integers)
     if level.loops:
         walls = open_loops(walls, height, width, level.loops, integers)
+    if level.blocked:
+        walls = block(walls, height, width, level.blocked, integers)
     return place(level, walls, integers.words(4))
 
 
@@ -118,8 +123,9 @@ def place(level: Level, walls: bytes, words: tuple[int, ...]) -> Maze | None:
         corners = (cells[0], cells[width // 2 - 1], cells[-(width // 2)], cells[-1])
         which = words[0] % 4
         start, goal = corners[which], corners[3 - which]
-        moves = grid.distances(walls, width, start)[goal] if level.shortest else 0
-        return Maze(walls, width, start, goal) if _inside(moves, level.shortest) else None
+        moves = grid.distances(walls, width, start)[goal] if level.shortest or level.blocked else 0
+        there = moves != grid.UNREACHABLE and _inside(moves, level.shortest)
+        return Maze(walls, width, start, goal) if there else None
     start = cells[words[0] % len(cells)]
     field = grid.distances(walls, width, start)
     lengths = [field[cell] for cell in cells]

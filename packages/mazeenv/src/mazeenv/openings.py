@@ -1,4 +1,4 @@
-"""Opening a perfect maze: dead ends braided away, loops added."""
+"""Changing a perfect maze: dead ends braided away, loops added, passages walled up."""
 
 from __future__ import annotations
 
@@ -31,4 +31,14 @@ def open_loops(walls: bytes, height: int, width: int, count: int, integers: Inte
     integers.shuffle(shut)
     for door in shut[:count]:
         board[door] = 0
+    return bytes(board)
+
+
+def block(walls: bytes, height: int, width: int, count: int, integers: Integers) -> bytes:
+    """Wall up `count` passages between neighbouring rooms, drawn at random; all of them when there are fewer."""
+    board = bytearray(walls)
+    passages = [door for door, _, _ in grid.doors(height, width) if not board[door]]
+    integers.shuffle(passages)
+    for door in passages[:count]:
+        board[door] = 1
     return bytes(board)

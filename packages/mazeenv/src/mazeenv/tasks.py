@@ -44,7 +44,7 @@ class Stream:
 
     id: str
     config: MazeConfig
-    levels: tuple[Level, ...]  # drawn from in equal shares
+    levels: tuple[tuple[Level, ...], ...]  # by bin, drawn from in equal shares; then by kind of board, anew each attempt
     extra_moves: tuple[int, int]  # fewest, most
     walls_out: frozenset[str]  # classes of walls that are never drawn
     mazes_out: frozenset[str]  # classes of walls with start and goal that are never drawn
@@ -56,18 +56,18 @@ class Stream:
             ValueError: nothing is left to draw.
         """
         config, seed = self.config, seed & MASK
-        level = self.levels[mix64(seed) % len(self.levels)]
+        kinds = self.levels[mix64(seed) % len(self.levels)]
         fewest, most = self.extra_moves
         extra = fewest + mix64(mix64(seed)) % (most - fewest + 1)
         for lane in range(ATTEMPTS):
-            maze = attempt(level, seed, lane)
+            maze = attempt(kinds[mix64(seed + lane) % len(kinds)], seed, lane)
             if maze is None or self._held_out(maze):
                 continue
             if config.max_moves is None or maze.shortest + config.stop_required <= config.max_moves + extra:
                 return maze_task(maze, f"{self.id}/{seed:016x}", config, extra)
         raise ValueError(
             f"nothing left to draw: of {ATTEMPTS:,} mazes each is held out by a fixed set, has no path of "
-            f"{level.shortest} moves, or is beyond the limit"
+            f"{kinds[0].shortest} moves, or is beyond the limit"
         )
 
     def _held_out(self, maze: Maze) -> bool:
@@ -82,6 +82,8 @@ def training_stream(
     *,
     shortest: Sequence[int] | None = None,
     bins: Sequence[Sequence[int]] | None = None,
+    loops: int | Sequence[int] | None = None,
+    blocked: int | Sequence[int] | None = None,
     extra_moves: int | Sequence[int] = 0,
     exclude: Sequence[str] | None = None,
 ) -> Stream:
@@ -92,6 +94,9 @@ def training_stream(
         id: the environment's id, the first part of each task's uid.
         shortest: bin (fewest, most) of path lengths, in place of the environment's own.
         bins: several such bins, drawn from in equal shares, as the fixed sets are made; excludes `shortest`.
+        loops, blocked: further walls to open and then passages to wall up, in place of the environment's own; a pair
+            (fewest, most) is drawn from, maze by maze. A small board has few trees, which a policy can learn by heart, and
+            twenty times as many boards with loops and rooms cut off.
         extra_moves: added to each task's move limit; a pair (fewest, most) is drawn from, task by task. Down to -4 the
             limit's spare moves are taken away.
         exclude: names of the fixed sets to avoid; None: all of them. A set holds out the walls of its mazes in all 8
@@ -100,26 +105,33 @@ def training_stream(
     Raises:
         ValueError: an impossible bin, an unknown set, or nothing left to draw.
     """
-    extra = _extra_moves(extra_moves)
+    extra = _whole_pair("extra_moves", extra_moves, -rules.SPARE_MOVES)
+    opened = _whole_pair("loops", config.loops if loops is None else loops, 0)
+    shut = _whole_pair("blocked", config.blocked if blocked is None else blocked, 0)
     if bins is not None and (shortest is not None or not bins):
         raise ValueError("bins: give at least one pair (fewest, most), and no `shortest` beside them")
     chosen: Sequence[Any] = bins if bins is not None else [config.shortest if shortest is None else shortest]
-    levels = tuple(replace(config, shortest=pair).level() for pair in chosen)
+    levels = tuple(
+        tuple(
+            replace(config, shortest=pair, loops=more, blocked=fewer).level()
+            for more in range(opened[0], opened[1] + 1)
+            for fewer in range(shut[0], shut[1] + 1)
+        )
+        for pair in chosen
+    )
     names = tuple(fixed.SETS) if exclude is None else tuple(exclude)
     for name in names:
         pick("fixed set", name, fixed.SETS)
-    walls_out, mazes_out = fixed.held_out(names, levels[0].height, levels[0].width)
+    walls_out, mazes_out = fixed.held_out(names, *config.sides)
     stream = Stream(id, config, levels, extra, walls_out, mazes_out)
     for seed in range(len(levels) * 4):
         stream(seed)  # refuse at once what would fail later
     return stream
 
 
-def _extra_moves(given: Any) -> tuple[int, int]:
+def _whole_pair(name: str, given: Any, least: int) -> tuple[int, int]:
     pair = (given, given) if isinstance(given, int) else given
     whole = isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
-    if isinstance(given, bool) or not whole or not -rules.SPARE_MOVES <= pair[0] <= pair[1]:
-        raise ValueError(
-            f"extra_moves={given!r}: must be a whole number of at least {-rules.SPARE_MOVES}, or a pair (fewest, most) of them"
-        )
+    if isinstance(given, bool) or not whole or not least <= pair[0] <= pair[1]:
+        raise ValueError(f"{name}={given!r}: must be a whole number of at least {least}, or a pair (fewest, most) of them")
     return pair[0], pair[1]
