@@ -1,4 +1,4 @@
-"""A cluster on this machine: a head without work and machines of one CPU each, as processes of Ray."""
+"""A cluster on this machine: a head without work and machines of one CPU or two, as processes of Ray."""
 
 from __future__ import annotations
 
@@ -30,8 +30,14 @@ STORE = 80_000_000  # bytes of a machine's object store
 class Machines:
     """The machines of the cluster, the newest last."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpus: int = 1) -> None:
+        """
+        Args:
+            cpus: of each machine: as many as ranks that shall fit.
+        """
         from ray.cluster_utils import Cluster
+
+        self._cpus = cpus
 
         head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -40,7 +46,7 @@ class Machines:
 
     def add(self, count: int = 1) -> None:
         """Plug machines in."""
-        self.nodes += [self._cluster.add_node(num_cpus=1, object_store_memory=STORE) for _ in range(count)]
+        self.nodes += [self._cluster.add_node(num_cpus=self._cpus, object_store_memory=STORE) for _ in range(count)]
 
     def freeze(self, number: int) -> None:
         """Stop a machine's raylet: it is there, and silent. Returns when Ray has found out, or after a minute."""
@@ -76,9 +82,19 @@ def environment() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def machines(environment: None) -> Iterator[Machines]:
     """A running cluster of three machines that this process has joined."""
+    yield from joined(1)
+
+
+@pytest.fixture(scope="module")
+def machines_of_two(environment: None) -> Iterator[Machines]:
+    """The same, with room for two ranks on each machine."""
+    yield from joined(2)
+
+
+def joined(cpus: int) -> Iterator[Machines]:
     import ray
 
-    found = Machines()
+    found = Machines(cpus)
     try:
         found.add(3)
         ray.init(address=found.address, log_to_driver=False, logging_level="error")
