@@ -118,6 +118,14 @@ def test_tokens_and_gradient_are_those_of_one_process(
         assert away <= 1e-6 * norm, away / norm
 
 
+def test_ranks_meet_at_one_address_of_the_driver(supervisor: Supervisor) -> None:
+    assert supervisor._store is not None
+    port = supervisor._store.port
+    sockets = psutil.Process().net_connections()
+    listening = {c.laddr.ip for c in sockets if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
+    assert listening == {ray.util.get_node_ip_address()}, "torch's own store listens on every address"
+
+
 def test_a_picture_lies_in_the_store_once_for_each_rank_that_drew_it(
     supervisor: Supervisor, config: Config, tasks: list[tuple[Task, int]]
 ) -> None:

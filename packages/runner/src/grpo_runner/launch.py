@@ -14,7 +14,7 @@ import torch.multiprocessing as processes
 from grpo_runner.config import Config
 from grpo_runner.learner import Learner
 from grpo_runner.ranks import Team, make_learner, serve
-from grpo_runner.world import World
+from grpo_runner.world import World, open_store
 
 WAIT = timedelta(days=7)  # between two calls lies a rollout of any length; a rank that dies closes its connection at once
 
@@ -55,7 +55,7 @@ def follow(config: Config) -> None:
 
 def _start(config: Config) -> World:
     size = config.learner.ranks
-    store = dist.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+    store = open_store("127.0.0.1", size)
     context = processes.start_processes(
         _follow, (config, store.port), nprocs=size - 1, join=False, daemon=True, start_method="spawn"
     )

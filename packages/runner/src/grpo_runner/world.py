@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,13 @@ class World:
     saving: dist.ProcessGroup  # gloo: what the saving threads say to each other, while training goes on
     generation: int  # the how manieth group this is that its processes have formed
     blame: Callable[[], None]  # raises the error of another rank that has failed, if that is known
+
+
+def open_store(host: str, size: int) -> dist.TCPStore:
+    """Start the store where ranks meet, on a free port of this address only; torch's own would listen on all of them."""
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore(host, port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def say(group: dist.ProcessGroup, what: Any) -> None:

@@ -22,6 +22,7 @@ from grpo_runner.config import Config
 from grpo_runner.faults import Fault
 from grpo_runner.interruptions import GaveUpError, Lost, RankLost, Resize, TooFewNodesError
 from grpo_runner.runs import RunFolder, read_lines
+from grpo_runner.world import open_store
 
 ATTEMPTS = 3  # failures of one step after which it is not tried again
 
@@ -246,7 +247,7 @@ class Supervisor:
         members = self.members
         self._generation += 1
         size, host = len(members), ray.util.get_node_ip_address()
-        self._store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
+        self._store = open_store(host, size)
         pending: Pending = {}
         for member in members:
             where = (member.rank, size, self._settings.ranks_per_node, self._generation, host, self._store.port)
