@@ -96,7 +96,7 @@ def training_stream(
         bins: several such bins, drawn from in equal shares, as the fixed sets are made; excludes `shortest`.
         loops, blocked: further walls to open and then passages to wall up, in place of the environment's own; a pair
             (fewest, most) is drawn from, maze by maze. A small board has few trees, which a policy can learn by heart, and
-            twenty times as many boards with loops and rooms cut off.
+            many times as many boards with loops and rooms cut off.
         extra_moves: added to each task's move limit; a pair (fewest, most) is drawn from, task by task. Down to -4 the
             limit's spare moves are taken away.
         exclude: names of the fixed sets to avoid; None: all of them. A set holds out the walls of its mazes in all 8
