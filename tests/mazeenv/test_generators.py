@@ -13,6 +13,8 @@ from mazeenv import Level, draw_level, grid
 from mazeenv.batch import draw_levels
 from mazeenv.generators import depth_first, division, kruskal, prim, wilson
 from mazeenv.make_sets import spanning_trees
+from mazeenv.maze import check
+from mazeenv.openings import flip
 from vismaze_hooks.integers import Integers, mix64
 
 GENERATORS = (wilson, depth_first, prim, kruskal, division)
@@ -149,3 +151,32 @@ def test_blocking_walls_up_exactly_that_many_passages_and_never_parts_start_from
         assert openings(maze.walls, 11, 11) == 24 + 6 - 5 and maze.shortest > 0
         cut_off += not reached(maze.walls, 11, 11)
     assert cut_off, "some boards have rooms that nothing leads to"
+
+
+def test_flipping_changes_exactly_that_many_cells_inside_the_rim_pillars_and_rooms_too():
+    changed = Counter()
+    for seed in range(60):
+        before, after = (draw_walls(flipped, seed) for flipped in (0, 3))
+        cells = [cell for cell in range(9 * 9) if before[cell] != after[cell]]
+        assert len(cells) == 3 and all(0 < cell // 9 < 8 and 0 < cell % 9 < 8 for cell in cells)
+        changed.update((cell // 9 % 2, cell % 9 % 2) for cell in cells)
+    assert set(changed) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def draw_walls(flipped, seed):
+    """The walls that the first draw of a seed gives, whether or not start and goal fit them."""
+    integers = Integers(seed, 0)
+    return flip(wilson(9, 9, integers), 9, 9, flipped, integers)
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"braid": 0.5}, {"loops": 2}, {"blocked": 2}, {"flipped": 3}, {"loops": 1, "flipped": 1}]
+)
+@pytest.mark.parametrize("ends", ["rooms", "corners"])
+def test_changed_boards_have_open_ends_with_a_way_between_them_and_the_batch_draws_the_same(change, ends):
+    level = Level(7, 7, ends=ends, **change)
+    drawn = draw_levels(level, range(80))
+    for row, seed in enumerate(range(80)):
+        maze = draw_level(level, seed)
+        check(maze)
+        assert maze.walls == drawn.walls[row].tobytes() and (maze.start, maze.goal) == (drawn.start[row], drawn.goal[row])

@@ -66,6 +66,8 @@ def test_the_longest_path_is_right(size, ends):
         ({"loops": 1.0}, "0 to 9"),
         ({"blocked": -1}, "0 or more"),
         ({"blocked": True}, "0 or more"),
+        ({"flipped": -1}, "0 or more"),
+        ({"flipped": 1.0}, "0 or more"),
         ({"ends": "rims"}, "rooms"),
         ({"max_moves": 0}, "1 or more"),
         ({"max_moves": -5}, "1 or more"),

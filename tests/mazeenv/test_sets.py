@@ -173,6 +173,20 @@ def test_a_stream_draws_boards_with_loops_and_with_passages_walled_up():
     assert [same(n) for n in range(50)] == [training_stream(MazeConfig(size=7), "x", loops=1)(n) for n in range(50)]
 
 
+@pytest.mark.parametrize("change", [{"loops": (0, 2)}, {"blocked": 1}, {"flipped": 1}, {"flipped": (0, 3)}])
+def test_changed_boards_keep_two_cells_away_from_every_board_of_a_fixed_set(change):
+    sets = [Maze.from_text(task.options["maze"]) for name in ("vismaze-64-7x7", "vismaze-tune-7x7") for task in eval_set(name)]
+    boards = np.array([np.frombuffer(image.walls, np.uint8) for maze in set(sets) for image in images(maze)])
+    stream = training_stream(MazeConfig(size=7), "x", bins=BINS_7X7, **change)
+    free = training_stream(MazeConfig(size=7), "x", bins=BINS_7X7, exclude=(), **change)
+
+    def nearest(task):
+        return int((boards != np.frombuffer(Maze.from_text(task.options["maze"]).walls, np.uint8)).sum(1).min())
+
+    assert min(nearest(stream(seed)) for seed in range(300)) >= 2
+    assert min(nearest(free(seed)) for seed in range(300)) < 2, "without the sets such boards are drawn"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -190,6 +204,8 @@ def test_a_stream_draws_boards_with_loops_and_with_passages_walled_up():
         ({"loops": "2"}, "loops"),
         ({"blocked": (3, 1)}, "blocked"),
         ({"blocked": -1}, "at least 0"),
+        ({"flipped": (2, 0)}, "flipped"),
+        ({"flipped": 1.0}, "flipped"),
     ],
 )
 def test_wrong_stream_options_are_refused_when_it_is_made(options, said):

@@ -18,6 +18,7 @@ from mazeenv.png import png
 from mazeenv.rewards import invalid_penalty, progress
 from mazeenv.rules import advance, begin
 from mazeenv.themes import THEMES
+from mazeenv.vector import VisMazeVectorEnv
 from vismaze_hooks import Ending, Transition
 from vismaze_hooks.rewards import sparse
 from vismaze_hooks.testing import check_observation, check_reward
@@ -37,6 +38,26 @@ def states(count=60):
 @pytest.mark.parametrize("options", [{"cell_px": px, "theme": theme} for px in (1, 2, 7, 25) for theme in THEMES])
 def test_the_picture_keeps_the_observations_contract(options):
     check_observation("rgb", states(12), **options)
+
+
+def test_without_its_rim_the_picture_is_the_inside_of_the_whole_one():
+    for theme in THEMES:
+        check_observation("rgb", states(12), cell_px=7, theme=theme, rim=False)
+        for state in states(12):
+            whole, inside = (rgb(cell_px=7, theme=theme, rim=rim) for rim in (True, False))
+            assert np.array_equal(inside.observe(state), whole.observe(state)[7:-7, 7:-7])
+            assert inside.legend(state) == whole.legend(state) + ", beyond the picture are walls"
+    options = {"size": 7, "cell_px": 8, "observation_options": {"rim": False}}
+    env, vector = VisMazeEnv(**options, render_mode="rgb_array"), VisMazeVectorEnv(num_envs=3, **options)
+    shown, _ = env.reset(seed=1)
+    assert shown.shape == (40, 40, 3) and np.array_equal(vector.reset(seed=1)[0][0], shown)
+    assert env.render().shape == (56, 56, 3), "people are shown the whole board"
+
+
+@pytest.mark.parametrize(("options", "said"), [({"rim": 0}, "true or false"), ({"rim": False, "cell_px": "qwen3-vl"}, "rim")])
+def test_a_rim_that_cannot_be_left_out_is_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        VisMazeEnv(size=7, observation_options=options)
 
 
 @pytest.mark.parametrize("name", ["ascii", "symbolic"])

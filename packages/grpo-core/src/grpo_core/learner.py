@@ -31,7 +31,7 @@ class StepOutcome:
 
 
 def guarded_step(
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     parameters: Iterable[Tensor],
     *,
     max_norm: float | None,
@@ -40,7 +40,7 @@ def guarded_step(
     """Clip by the global norm and step; skip a step whose norm is not finite, and say so. Gradients are cleared.
 
     Args:
-        optimizer: any torch optimizer.
+        optimizer: any torch optimizer, or several that share the parameters out among them.
         parameters: those whose gradients count, each with ``.grad`` or None.
         max_norm: above 0; None never clips.
         group: ranks that must agree; one non-finite rank makes all of them skip. Sharded gradients (DTensor) bring their
@@ -48,6 +48,7 @@ def guarded_step(
     """
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm: expected a number above 0 or None, got {max_norm}")
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = _total_norm(gradients) if gradients else _zero(group)
     grad_norm = float(norm)
@@ -55,14 +56,16 @@ def guarded_step(
     if group is not None and dist.is_initialized():
         dist.all_reduce(finite, op=dist.ReduceOp.MIN, group=group)
     if not bool(finite):
-        optimizer.zero_grad(set_to_none=True)
+        for each in optimizers:
+            each.zero_grad(set_to_none=True)
         return StepOutcome(grad_norm if not math.isfinite(grad_norm) else math.nan, clipped=False, skipped=True)
     clipped = max_norm is not None and grad_norm > max_norm
     if clipped:
         for gradient in gradients:
             gradient.mul_(max_norm / grad_norm)  # type: ignore[operator]
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for each in optimizers:
+        each.step()
+        each.zero_grad(set_to_none=True)
     return StepOutcome(grad_norm, clipped, skipped=False)
 
 

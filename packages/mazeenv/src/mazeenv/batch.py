@@ -32,8 +32,7 @@ class Mazes:
 
 def draw_levels(level: Level, seeds: Sequence[int]) -> Mazes:
     """Return the mazes that `draw_level` draws from these seeds."""
-    plain = level.generator is wilson and not level.braid and not level.loops and not level.blocked
-    if not plain:
+    if level.generator is not wilson or level.changes:
         return _stack([draw_level(level, seed) for seed in seeds])
     drawn, fits = _draw_once(level, seeds)
     for row in np.flatnonzero(~fits).tolist():  # this board and start offer nothing in the bin: the next lanes, one by one

@@ -22,6 +22,7 @@ class MazeConfig:
     braid: float = 0.0  # chance of each dead end to be opened
     loops: int = 0  # further walls to open
     blocked: int = 0  # passages to wall up afterwards; what that cuts off is never start or goal
+    flipped: int = 0  # cells inside the rim, rooms and pillars too, that change between wall and floor last of all
     ends: Literal["rooms", "corners"] = "rooms"  # start and goal: any two "rooms", or opposite "corners"
     shortest: tuple[int, int] | None = None  # fewest and most moves from start to goal
     max_moves: int | None = None  # None: shortest + 4, + 1 where a stop is needed
@@ -67,7 +68,8 @@ class MazeConfig:
         """Return what is drawn."""
         height, width = self.sides
         pair = None if self.shortest is None else (self.shortest[0], self.shortest[1])
-        return Level(height, width, make_generator(self.generator), self.braid, self.loops, self.blocked, self.ends, pair)
+        generator, changes = make_generator(self.generator), (self.braid, self.loops, self.blocked, self.flipped)
+        return Level(height, width, generator, *changes, self.ends, pair)
 
     def draw(self, level: Level, seed: int, limit: int | None) -> Maze:
         """Draw a maze that can be solved within the limit (None: its own default limit); a pure function of the seed."""

@@ -114,7 +114,7 @@ class VisMazeEnv(gymnasium.Env):
         takes = _TAKES.get(observation, ()) if isinstance(observation, str) else ()
         view = {**shared, **{name: given[name] for name in takes if name in given}}
         self.observation = make_observation(observation, {**{name: view[name] for name in takes}, **given})
-        self.picture = self.observation if observation == "rgb" else rgb(**view)
+        self.picture = self.observation if observation == "rgb" and given.get("rim", True) else rgb(**view)
         self.cell_px, self.theme, self._letters = view["cell_px"], view["theme"], Letters()
         self.trail = THEMES[self.theme].trail is not None
         self.is_flat = THEMES[self.theme].flat and self.theme != "random"

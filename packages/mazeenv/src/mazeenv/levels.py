@@ -8,7 +8,7 @@ from typing import Literal
 from mazeenv import grid
 from mazeenv.generators import Generator, wilson
 from mazeenv.maze import Maze, check_size
-from mazeenv.openings import block, braid, open_loops
+from mazeenv.openings import block, braid, flip, open_loops
 from vismaze_hooks.integers import Integers
 
 ATTEMPTS = 20_000  # draws before a request counts as impossible
@@ -24,6 +24,7 @@ class Level:
     braid: float = 0.0  # chance of each dead end to be opened
     loops: int = 0  # further walls to open
     blocked: int = 0  # passages to wall up afterwards
+    flipped: int = 0  # cells inside the rim that change between wall and floor last of all
     ends: Literal["rooms", "corners"] = "rooms"  # start and goal: any two rooms, or opposite corners
     shortest: tuple[int, int] | None = None  # fewest and most moves from start to goal
 
@@ -41,10 +42,17 @@ class Level:
             raise ValueError(f"loops={self.loops!r}: must be a whole number from 0 to {walls}, the walls that a tree leaves")
         if isinstance(self.blocked, bool) or not isinstance(self.blocked, int) or self.blocked < 0:
             raise ValueError(f"blocked={self.blocked!r}: must be a whole number, 0 or more")
+        if isinstance(self.flipped, bool) or not isinstance(self.flipped, int) or self.flipped < 0:
+            raise ValueError(f"flipped={self.flipped!r}: must be a whole number, 0 or more")
         if self.ends not in ("rooms", "corners"):
             raise ValueError(f"ends={self.ends!r}: must be 'rooms' or 'corners'")
         if self.shortest is not None:
             _check_bin(self)
+
+    @property
+    def changes(self) -> bool:
+        """Whether what the generator draws is changed afterwards."""
+        return bool(self.braid or self.loops or self.blocked or self.flipped)
 
 
 def longest_path(height: int, width: int, ends: str = "rooms") -> int:
@@ -112,6 +120,8 @@ def attempt(level: Level, seed: int, lane: int) -> Maze | None:
         walls = open_loops(walls, height, width, level.loops, integers)
     if level.blocked:
         walls = block(walls, height, width, level.blocked, integers)
+    if level.flipped:
+        walls = flip(walls, height, width, level.flipped, integers)
     return place(level, walls, integers.words(4))
 
 
@@ -123,10 +133,14 @@ def place(level: Level, walls: bytes, words: tuple[int, ...]) -> Maze | None:
         corners = (cells[0], cells[width // 2 - 1], cells[-(width // 2)], cells[-1])
         which = words[0] % 4
         start, goal = corners[which], corners[3 - which]
-        moves = grid.distances(walls, width, start)[goal] if level.shortest or level.blocked else 0
+        if walls[start] or walls[goal]:
+            return None
+        moves = grid.distances(walls, width, start)[goal] if level.shortest or level.changes else 0
         there = moves != grid.UNREACHABLE and _inside(moves, level.shortest)
         return Maze(walls, width, start, goal) if there else None
     start = cells[words[0] % len(cells)]
+    if walls[start]:
+        return None
     field = grid.distances(walls, width, start)
     lengths = [field[cell] for cell in cells]
     offered = sorted({moves for moves in lengths if moves > 0 and _inside(moves, level.shortest)})

@@ -24,33 +24,52 @@ class Picture:
 
     cell_px: int | str
     theme: str
+    rim: bool
 
     def space(self, state: MazeState) -> spaces.Box:
-        return _image(sizes.picture_size(state.maze.height, state.maze.width, self.cell_px))
+        inside = state.maze.height - 2 * (not self.rim), state.maze.width - 2 * (not self.rim)
+        return _image(sizes.picture_size(*inside, self.cell_px))
 
     def observe(self, state: MazeState) -> np.ndarray:
-        return drawing.draw_rgb(state, self.cell_px, self.theme)
+        drawn = drawing.draw_rgb(state, self.cell_px, self.theme)
+        return drawn if self.rim else np.ascontiguousarray(drawn[self._inside(state)])
 
     def palette_image(self, state: MazeState) -> Image.Image:
-        return drawing.draw_palette(state, self.cell_px, self.theme)
+        image = drawing.draw_palette(state, self.cell_px, self.theme)
+        if self.rim:
+            return image
+        rows, columns = self._inside(state)
+        return image.crop((columns.start, rows.start, columns.stop, rows.stop))
 
     def legend(self, state: MazeState) -> str:
-        return f"A maze from above: {look(self.theme, state.maze).legend}"
+        around = "" if self.rim else ", beyond the picture are walls"
+        return f"A maze from above: {look(self.theme, state.maze).legend}{around}"
+
+    def _inside(self, state: MazeState) -> tuple[slice, slice]:
+        px = sizes.cell_size(self.cell_px).cell_px
+        return slice(px, (state.maze.height - 1) * px), slice(px, (state.maze.width - 1) * px)
 
 
-def rgb(*, cell_px: int | str = 32, theme: str = "plain") -> Observation:
+def rgb(*, cell_px: int | str = 32, theme: str = "plain", rim: bool = True) -> Observation:
     """Make the picture from above: uint8 [height·cell_px, width·cell_px, 3].
 
     Args:
         cell_px: pixels per cell, or a model whose visual token then is one cell: "qwen2.5-vl" (28) or "qwen3-vl" (32, and a
             rim as thick as its least picture needs).
+        rim: show the walls around the board, which are the same in every maze. Without them the picture is two cells
+            smaller each way: of a 7×7 board 25 cells in place of 49.
 
     Raises:
-        ValueError: `cell_px` is neither a whole number from 1 to 256 nor a known name, or the theme is unknown.
+        ValueError: `cell_px` is neither a whole number from 1 to 256 nor a known name, the theme is unknown, or a rim that
+            `cell_px` needs shall not be shown.
     """
-    sizes.cell_size(cell_px)
+    size = sizes.cell_size(cell_px)
     pick("theme", theme, THEMES)
-    picture = Picture(cell_px, theme)
+    if not isinstance(rim, bool):
+        raise ValueError(f"rim={rim!r}: must be true or false")
+    if not rim and size.least_pixels:
+        raise ValueError(f"rim=False: cell_px={cell_px!r} widens the rim of small boards; give cell_px as a number of pixels")
+    picture = Picture(cell_px, theme, rim)
     return Observation("image", picture.space, picture.observe, palette_image=picture.palette_image, legend=picture.legend)
 
 

@@ -1,4 +1,4 @@
-"""Changing a perfect maze: dead ends braided away, loops added, passages walled up."""
+"""Changing a perfect maze: dead ends braided away, loops added, passages walled up, cells flipped."""
 
 from __future__ import annotations
 
@@ -41,4 +41,15 @@ def block(walls: bytes, height: int, width: int, count: int, integers: Integers)
     integers.shuffle(passages)
     for door in passages[:count]:
         board[door] = 1
+    return bytes(board)
+
+
+def flip(walls: bytes, height: int, width: int, count: int, integers: Integers) -> bytes:
+    """Turn `count` cells inside the rim from wall to floor or from floor to wall, drawn at random; rooms and the pillars
+    between them too."""
+    board = bytearray(walls)
+    inside = [row * width + column for row in range(1, height - 1) for column in range(1, width - 1)]
+    integers.shuffle(inside)
+    for cell in inside[:count]:
+        board[cell] ^= 1
     return bytes(board)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from operator import itemgetter
 
@@ -57,3 +57,13 @@ def canonical_hash(maze: Maze) -> str:
         (w, bytes(take(maze.walls)), goes_to[maze.start], goes_to[maze.goal]) for w, take, goes_to in _symmetries(height, width)
     )
     return hashlib.sha256(repr(best).encode("ascii")).hexdigest()
+
+
+def nearby(walls: bytes, width: int) -> Iterator[bytes]:
+    """Yield every board that differs in one cell inside the rim."""
+    board = bytearray(walls)
+    for row in range(1, len(walls) // width - 1):
+        for cell in range(row * width + 1, (row + 1) * width - 1):
+            board[cell] ^= 1
+            yield bytes(board)
+            board[cell] ^= 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from mazeenv import fixed, rules
 from mazeenv.config import MazeConfig
 from mazeenv.levels import ATTEMPTS, Level, attempt
 from mazeenv.maze import Maze
-from mazeenv.symmetry import canonical_hash, walls_hash
+from mazeenv.symmetry import canonical_hash, nearby, walls_hash
 from vismaze_hooks import Task, pick
 from vismaze_hooks.integers import MASK, mix64
 
@@ -60,8 +61,9 @@ class Stream:
         fewest, most = self.extra_moves
         extra = fewest + mix64(mix64(seed)) % (most - fewest + 1)
         for lane in range(ATTEMPTS):
-            maze = attempt(kinds[mix64(seed + lane) % len(kinds)], seed, lane)
-            if maze is None or self._held_out(maze):
+            level = kinds[mix64(seed + lane) % len(kinds)]
+            maze = attempt(level, seed, lane)
+            if maze is None or self._held_out(maze, level.changes):
                 continue
             if config.max_moves is None or maze.shortest + config.stop_required <= config.max_moves + extra:
                 return maze_task(maze, f"{self.id}/{seed:016x}", config, extra)
@@ -70,9 +72,13 @@ class Stream:
             f"{kinds[0].shortest} moves, or is beyond the limit"
         )
 
-    def _held_out(self, maze: Maze) -> bool:
-        if self.walls_out and walls_hash(maze.walls, maze.width) in self.walls_out:
-            return True
+    def _held_out(self, maze: Maze, changed: bool) -> bool:
+        """Tell whether a maze belongs to a fixed set. A changed board must keep its distance: two cells from any board of a
+        set, as two different trees are apart at least."""
+        if self.walls_out:
+            boards = chain((maze.walls,), nearby(maze.walls, maze.width) if changed else ())
+            if any(walls_hash(board, maze.width) in self.walls_out for board in boards):
+                return True
         return bool(self.mazes_out) and canonical_hash(maze) in self.mazes_out
 
 
@@ -84,6 +90,7 @@ def training_stream(
     bins: Sequence[Sequence[int]] | None = None,
     loops: int | Sequence[int] | None = None,
     blocked: int | Sequence[int] | None = None,
+    flipped: int | Sequence[int] | None = None,
     extra_moves: int | Sequence[int] = 0,
     exclude: Sequence[str] | None = None,
 ) -> Stream:
@@ -94,13 +101,14 @@ def training_stream(
         id: the environment's id, the first part of each task's uid.
         shortest: bin (fewest, most) of path lengths, in place of the environment's own.
         bins: several such bins, drawn from in equal shares, as the fixed sets are made; excludes `shortest`.
-        loops, blocked: further walls to open and then passages to wall up, in place of the environment's own; a pair
-            (fewest, most) is drawn from, maze by maze. A small board has few trees, which a policy can learn by heart, and
-            many times as many boards with loops and rooms cut off.
+        loops, blocked, flipped: further walls to open, then passages to wall up, then cells to turn from wall to floor or
+            from floor to wall, in place of the environment's own; a pair (fewest, most) is drawn from, maze by maze. A small
+            board has few trees, which a policy can learn by heart, and millions of changed ones.
         extra_moves: added to each task's move limit; a pair (fewest, most) is drawn from, task by task. Down to -4 the
             limit's spare moves are taken away.
         exclude: names of the fixed sets to avoid; None: all of them. A set holds out the walls of its mazes in all 8
-            orientations, or, where it says so (5×5 has one tree only), walls, start and goal together.
+            orientations, with changed boards that differ from them in a single cell, or, where it says so (5×5 has one tree
+            only), walls, start and goal together.
 
     Raises:
         ValueError: an impossible bin, an unknown set, or nothing left to draw.
@@ -108,14 +116,16 @@ def training_stream(
     extra = _whole_pair("extra_moves", extra_moves, -rules.SPARE_MOVES)
     opened = _whole_pair("loops", config.loops if loops is None else loops, 0)
     shut = _whole_pair("blocked", config.blocked if blocked is None else blocked, 0)
+    turned = _whole_pair("flipped", config.flipped if flipped is None else flipped, 0)
     if bins is not None and (shortest is not None or not bins):
         raise ValueError("bins: give at least one pair (fewest, most), and no `shortest` beside them")
     chosen: Sequence[Any] = bins if bins is not None else [config.shortest if shortest is None else shortest]
     levels = tuple(
         tuple(
-            replace(config, shortest=pair, loops=more, blocked=fewer).level()
+            replace(config, shortest=pair, loops=more, blocked=fewer, flipped=other).level()
             for more in range(opened[0], opened[1] + 1)
             for fewer in range(shut[0], shut[1] + 1)
+            for other in range(turned[0], turned[1] + 1)
         )
         for pair in chosen
     )

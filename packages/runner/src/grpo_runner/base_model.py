@@ -15,7 +15,7 @@ from grpo_runner.config import Config, ConfigError, WarmStart
 from grpo_runner.engine_local import LocalEngine
 from grpo_runner.evaluate import evaluate, outcome
 from grpo_runner.files import replace_folder, write_json
-from grpo_runner.learner import Learner
+from grpo_runner.imitation import Imitation
 from grpo_runner.ledger import samples_of
 from grpo_runner.pictures import FeatureCache
 from grpo_runner.policy import Policy, load_processors, model_identity, save_weights
@@ -157,7 +157,7 @@ def warm_start(config: Config, offer: EnvironmentOffer, folder: Path, settings: 
     processors = load_processors(folder)
     policy = Policy(folder, lora=None, seed=0)
     scorer = Scorer(policy, processors, features=FeatureCache(), token_budget=config.train.token_budget, temperature=1.0)
-    learner = Learner(policy, scorer, weight_decay=0.01, max_norm=1.0)
+    imitation = Imitation(policy, scorer, weight_decay=0.01, max_norm=1.0)
     engine = LocalEngine(model=str(folder), keep_history=config.rollout.history == "full")
     rollouts = Rollouts(offer, processors.chat, processors.vocabulary, prompt=config.environment.prompt)
     history_limit = None if config.rollout.history == "full" else config.rollout.history
@@ -170,7 +170,7 @@ def warm_start(config: Config, offer: EnvironmentOffer, folder: Path, settings: 
         episodes = rollouts.demonstrate(tasks, play, turns=settings.turns, noise=settings.noise, seed=settings.seed)
         samples = [s for number, episode in enumerate(episodes) for s in samples_of(number, episode)]
         turns += sum(e.moves for e in episodes)
-        metrics = learner.imitation_step(samples, lr=settings.lr * min(1.0, (step + 1) / 50))
+        metrics = imitation.step(samples, lr=settings.lr * min(1.0, (step + 1) / 50))
         if (step + 1) % settings.check_every:
             continue
         with replace_folder(folder.with_name("warm")) as temporary:

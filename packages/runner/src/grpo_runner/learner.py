@@ -244,17 +244,6 @@ class Learner:
             value, metrics = value + loss.kl * extra, metrics | more
         return value, metrics
 
-    def imitation_step(self, samples: Sequence[Sample], *, lr: float) -> dict[str, float]:
-        """One optimizer step on the mean negative log-prob of the trained tokens."""
-        denominator = float(sum(len(s.trained) for s in samples))
-
-        def loss_of(scored: Scored, entries: Sequence[Entry]) -> tuple[torch.Tensor, Metrics]:
-            value = -scored.logprobs.sum() / denominator
-            return value, {"sft/loss": value.detach()}
-
-        metrics, _ = self.scorer.backward(self.scorer.entries(samples), loss_of, entropy=False)
-        return {name: float(v) for name, v in metrics.items()} | {"optim/grad_norm": self._step(lr).grad_norm}
-
     def _step(self, lr: float) -> StepOutcome:
         set_lr(self.optimizer, lr)
         return guarded_step(self.optimizer, self.policy.trained.values(), max_norm=self._max_norm)
