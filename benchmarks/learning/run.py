@@ -1,4 +1,4 @@
-"""Several run seeds of one configuration: their summaries as JSON, their learning curves as PNG.
+"""Several run seeds of one configuration: their summaries as JSON, their learning curves as PNG, where they solve as tables.
 
     python benchmarks/learning/run.py examples/maze-tiny.toml --seeds 3
 
@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -23,6 +24,7 @@ from matplotlib.ticker import MaxNLocator
 from grpo_runner.config import load
 from grpo_runner.evaluate import outcome, read_evaluation
 from grpo_runner.runs import read_lines
+from grpo_runner.statistics import Fate, by_stratum, compare, mcnemar_exact, summarize
 
 ROOT = Path(__file__).parents[2]
 KEPT = ("eval_start", "eval_final", "steps", "seeds", "hashes", "wall_seconds", "versions")
@@ -44,11 +46,46 @@ def main() -> None:
     every = [*folders, options.control] if options.control else folders
     summaries = {folder.name: json.loads((folder / "summary.json").read_text()) for folder in every}
     result = {run: {key: summary[key] for key in KEPT} for run, summary in summaries.items()}
+    for folder in every:
+        result[folder.name] |= breakdown(folder)
     (ROOT / "benchmarks" / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(folders, options.control, name, ROOT / "docs" / "images" / f"{name}.png")
     for run, summary in result.items():
         start, end = summary["eval_start"], summary["eval_final"]
         print(f"{run}: {start['solved']} -> {end['solved']} of {end['total']}, {summary['wall_seconds']['total']:.0f} s")
+    for label in ("shortest", "class"):
+        print_table(label, [result[folder.name] for folder in folders])
+
+
+def ends(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows of the first and of the last evaluation."""
+    first, *_, last = (read_evaluation(path)[1] for path in sorted((run / "eval").glob("step_*.jsonl")))
+    return first, last
+
+
+def breakdown(run: Path) -> dict[str, Any]:
+    """Compare start and end, both greedy: newly solved and lost with McNemar's test, by path length, by class of walls."""
+    before, after = ([row for row in rows if row["mode"] == "greedy"] for rows in ends(run))
+    fates = compare(*({row["uid"]: row["success"] for row in rows} for rows in (before, after)))
+    won, lost = (sum(fate is wanted for fate in fates.values()) for wanted in (Fate.WON, Fate.LOST))
+    ways = {
+        label: {
+            str(old.stratum): {"start": old.solved, "end": new.solved, "total": new.total}
+            for old, new in zip(by_stratum(before, label), by_stratum(after, label), strict=True)
+        }
+        for label in ("shortest", "class")
+    }
+    detours = {name: summarize(rows)["detour"] for name, rows in (("start", before), ("end", after))}
+    return {"won": won, "lost": lost, "mcnemar_p": mcnemar_exact(lost, won), "detour": detours, "by": ways}
+
+
+def print_table(label: str, runs: list[dict[str, Any]]) -> None:
+    """Print as Markdown what all seeds together solve, greedy, for each value of a label."""
+    print(f"\n| {label} | start | end |\n|---|---|---|")
+    for value in runs[0]["by"][label]:
+        cells = [run["by"][label][value] for run in runs]
+        total = sum(cell["total"] for cell in cells)
+        print(f"| {value} | {sum(c['start'] for c in cells)} of {total} | {sum(c['end'] for c in cells)} of {total} |")
 
 
 def draw(runs: list[Path], control: Path | None, title: str, file: Path) -> None:

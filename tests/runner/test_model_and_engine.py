@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,24 @@ def test_an_answer_depends_on_its_own_request_only(tiny: Path) -> None:
     backwards = LocalEngine(model=str(tiny)).generate(requests[::-1])[::-1]
     assert [c.token_ids for c in backwards] == [c.token_ids for c in together]
     assert len({c.token_ids for c in together}) > 20, "seeds must matter"
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_threads_change_no_answer(tiny: Path, monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
+    monkeypatch.setattr("grpo_runner.engine_local.ROWS", 5)
+
+    def played() -> list:
+        engine = LocalEngine(model=str(tiny), keep_history=keep)
+        found = []
+        for turns in (1, 2):
+            requests = [ask(tiny, [n % 9, 9 + n][:turns], 100 * turns + n, session=str(n)) for n in range(33)]
+            found.append(engine.generate(requests))
+        return found
+
+    alone = played()
+    with ThreadPoolExecutor(3) as threads:
+        monkeypatch.setattr("grpo_runner.lanes._pool", threads)
+        assert all(played() == alone for _ in range(3)), "tokens and log-probs, to the last digit"
 
 
 def test_sampling_follows_the_distribution(tiny_plain: Path) -> None:

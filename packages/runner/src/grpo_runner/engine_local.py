@@ -13,12 +13,13 @@ from peft import load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import DynamicCache
 
+from grpo_runner.lanes import side_by_side
 from grpo_runner.pictures import FeatureCache
 from grpo_runner.policy import Lora, Policy, Row, RowBuilder, TextBatch, collate, load_processors, shared_features
 from grpo_runner.seeds import uniform
 from vismaze_hooks import Completion, Request
 
-ROWS = 256  # rows a forward pass: more does not help small models and costs memory
+ROWS = 64  # rows a forward pass: few enough that every core has one to work on, whatever their number
 MEMO_BYTES = 64 << 20  # next-token distributions that are remembered within a rollout
 
 
@@ -81,10 +82,15 @@ class LocalEngine:
                 grown.append((members, kept))
             else:
                 fresh.append((members, None))  # a session of that name may have begun anew
+        parts: list[list[_Question]] = []
         for group in (fresh, grown):
             ordered = sorted(group, key=lambda item: len(item[0][0].request.prompt_ids))
-            for start in range(0, len(ordered), ROWS):
-                self._answer(ordered[start : start + ROWS])
+            parts += [ordered[start : start + ROWS] for start in range(0, len(ordered), ROWS)]
+        for image in {i.pixels.shape: i for i in images}.values():
+            self._rows.grid(image)  # looked up once, before several threads would
+        for kept_now, said in side_by_side(self._answer, parts):  # put together in order, whichever was done first
+            self._kept.update(kept_now)
+            self._said.take(said)
         return [d.result for d in drafts]  # type: ignore[misc]
 
     def publish(self, adapter_folder: Path, version: int) -> None:
@@ -127,13 +133,19 @@ class LocalEngine:
             owner = np.array([rows.setdefault(d.state, len(rows)) for d in known])
             live = self._sample(torch.stack([self._said[state] for state in rows]), owner, known)
 
-    def _answer(self, group: list[_Question]) -> None:
-        """Prefill the distinct questions of a group, then decode; states that sampled the same tokens stay one row."""
+    def _answer(self, group: list[_Question]) -> tuple[dict[str, _Kept], dict[_State, torch.Tensor]]:
+        """Prefill the distinct questions of a group, then decode; states that sampled the same tokens stay one row.
+
+        Returns:
+            What is to be kept of each session, and the logits of each state; each empty where the other is not.
+        """
         cache, mask, after, hidden = self._prefill(group)
+        kept: dict[str, _Kept] = {}
+        said: dict[_State, torch.Tensor] = {}
         if self._keep:
             for row, (members, _) in enumerate(group):
-                kept = _Kept(members[0].key, _layers(cache), mask, int(after[row]), row)
-                self._kept.update({d.request.session: kept for d in members})
+                one = _Kept(members[0].key, _layers(cache), mask, int(after[row]), row)
+                kept.update({d.request.session: one for d in members})
         live = [d for members, _ in group for d in members]
         owner = np.array([row for row, (members, _) in enumerate(group) for _ in members])  # state of each draft
         while True:
@@ -141,11 +153,11 @@ class LocalEngine:
             logits[:, self._banned] = -torch.inf
             if not self._keep:
                 firsts = zip(*np.unique(owner, return_index=True), strict=True)
-                self._said.take({live[at].state: logits[row] for row, at in firsts})
+                said.update({live[at].state: logits[row] for row, at in firsts})
             places = {id(d): int(row) for d, row in zip(live, owner, strict=True)}
             live = self._sample(logits, owner, live)
             if not live:
-                return
+                return kept, said
             states: dict[tuple[int, int], int] = {}
             owner = np.array([states.setdefault((places[id(d)], d.tokens[-1]), len(states)) for d in live])
             parents = torch.tensor([parent for parent, _ in states])

@@ -152,7 +152,7 @@ def _equal_images(module, query, key, value, attention_mask, scaling, image_toke
 AttentionInterface.register("equal_images", _equal_images)
 
 
-def encode(visual: torch.nn.Module, patches: Sequence[Patches], *, chunk_patches: int = 2_000) -> list[torch.Tensor]:
+def encode(visual: torch.nn.Module, patches: Sequence[Patches], *, chunk_patches: int = 800) -> list[torch.Tensor]:
     """Run the vision tower over pictures, those of one size (side by side) together.
 
     Args:

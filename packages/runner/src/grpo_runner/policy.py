@@ -184,12 +184,12 @@ class RowBuilder:
         Raises:
             ValueError: placeholders and pictures do not match in number.
         """
-        grids = [self._grid(i) for i in images]
+        grids = [self.grid(i) for i in images]
         pad = self.processors.vocabulary.image_pad
         expanded = expand(ids, [r * c for r, c in grids], pad)
         return Row(expanded, rope_positions(expanded, grids, pad), tuple(i.sha256 for i in images))
 
-    def _grid(self, image: Image) -> tuple[int, int]:
+    def grid(self, image: Image) -> tuple[int, int]:
         """Rows and columns of visual tokens; pictures of one size have one grid."""
         size = image.pixels.shape
         if size not in self.grids:
