@@ -24,8 +24,9 @@ class Gap:
         self.largest, self.total, self.tokens, self.where = 0.0, 0.0, 0, "no token"
 
     def compare(self, entry: Entry, samples: Sequence[Sample], logprobs: torch.Tensor) -> None:
+        learner = logprobs.double().numpy()
         for use in entry.uses:
-            difference = np.abs(samples[use].sampler_logprobs - logprobs.double().numpy())
+            difference = np.abs(samples[use].sampler_logprobs - learner)
             if len(difference):
                 where = f"trajectory {samples[use].trajectory}, trained token {int(difference.argmax())}"
                 self._add(float(difference.sum()), len(difference), float(difference.max()), where)

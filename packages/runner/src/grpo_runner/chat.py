@@ -44,6 +44,7 @@ class Chat:
     def __init__(self, tokenizer: object) -> None:
         self._tokenizer = tokenizer
         self._cache: dict[str, tuple[int, ...]] = {}
+        self._texts: dict[tuple[int, ...], str] = {}
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of a piece of text that may hold special tokens; every piece is tokenised once."""
@@ -66,9 +67,14 @@ class Chat:
         return self.encode(f"{lead}{IM_START}user\n{text}{IMAGE * pictures}{IM_END}\n{IM_START}assistant\n")
 
     def decode(self, ids: Sequence[int], vocabulary: Vocabulary) -> str:
-        """Return the text of an answer without its end-of-turn token."""
-        kept = ids[:-1] if ids and ids[-1] == vocabulary.end_of_turn else ids
-        return self._tokenizer.decode(list(kept), skip_special_tokens=False)  # type: ignore[attr-defined]
+        """Return the text of an answer without its end-of-turn token. Thousands are decoded in a rollout, few of them differ."""
+        kept = tuple(ids[:-1] if ids and ids[-1] == vocabulary.end_of_turn else ids)
+        text = self._texts.get(kept)
+        if text is None:
+            text = self._tokenizer.decode(list(kept), skip_special_tokens=False)  # type: ignore[attr-defined]
+            if len(self._texts) < 65_536:
+                self._texts[kept] = text
+        return text
 
 
 def expand(ids: Sequence[int], counts: Sequence[int], image_pad: int) -> np.ndarray:
