@@ -67,7 +67,7 @@ class Chat:
         return self.encode(f"{lead}{IM_START}user\n{text}{IMAGE * pictures}{IM_END}\n{IM_START}assistant\n")
 
     def decode(self, ids: Sequence[int], vocabulary: Vocabulary) -> str:
-        """Return the text of an answer without its end-of-turn token. Thousands are decoded in a rollout, few of them differ."""
+        """Return the text of an answer without its end-of-turn token. A rollout decodes thousands, few of them differ."""
         kept = tuple(ids[:-1] if ids and ids[-1] == vocabulary.end_of_turn else ids)
         text = self._texts.get(kept)
         if text is None:
