@@ -76,11 +76,13 @@ def batch_of(trajectories: list[Trajectory]) -> Batch:
     return Batch(samples, advantages[owner], torch.ones(len(samples), dtype=torch.bool))
 
 
-def gradient(learner: Learner, batch: Batch) -> dict[str, torch.Tensor]:
+def gradient(learner: Learner, batch: Batch, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    learner.policy.core.to(dtype)
     learner.gradient(learner.plan(batch, range(len(batch.samples)), LOSS), LOSS, None)
     found = {name: p.grad for name, p in learner.policy.trained.items() if p.grad is not None}
     whole = {name: (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for name, g in found.items()}
     learner.optimizer.zero_grad()
+    learner.policy.core.to(torch.float32)
     return whole
 
 
@@ -107,15 +109,18 @@ def test_tokens_and_gradient_are_those_of_one_process(
             for image, seen in zip(turn.images, same.images, strict=True):
                 assert isinstance(image.pixels, StoredPixels) and image.sha256 == seen.sha256
                 assert np.array_equal(np.asarray(image.pixels), seen.pixels)
-    expected = gradient(learner, batch_of(ours))
     batch = ray.put(batch_of(theirs))
-    found = on_each(supervisor, lambda rank, batch: gradient(rank._learner, batch), batch)
-    norm = sum(float(g.double().pow(2).sum()) for g in expected.values()) ** 0.5
-    assert norm > 0 and len(found) == 3
-    for each in found:
-        assert each.keys() == expected.keys()
-        away = sum(float((each[n] - g).double().pow(2).sum()) for n, g in expected.items()) ** 0.5
-        assert away <= 1e-6 * norm, away / norm
+    # What ranks do differently is the order of sums. In double precision next to nothing is left of that (norms and angles
+    # stay in single: 3e-9); in single its size is the CPU's: 1.02e-6 with AVX-512, below 1e-6 elsewhere.
+    for dtype, most in ((torch.float64, 1e-8), (torch.float32, 2e-6)):
+        expected = gradient(learner, batch_of(ours), dtype)
+        found = on_each(supervisor, lambda rank, batch, dtype: gradient(rank._learner, batch, dtype), batch, dtype)
+        norm = sum(float(g.double().pow(2).sum()) for g in expected.values()) ** 0.5
+        assert norm > 0 and len(found) == 3
+        for each in found:
+            assert each.keys() == expected.keys()
+            away = sum(float((each[n] - g).double().pow(2).sum()) for n, g in expected.items()) ** 0.5
+            assert away <= most * norm, (dtype, away / norm)
 
 
 def test_ranks_meet_at_one_address_of_the_driver(supervisor: Supervisor) -> None:
