@@ -34,7 +34,9 @@ def test_the_quick_example_learns(examples: Path, tmp_path: Path) -> None:
     solved = [record["reward/solved"] for record in records]
     assert fmean(solved[:5]) < LEARNT <= fmean(solved[-20:])
     assert max(record["agreement/logprob_gap_max"] for record in records) <= 1e-4
-    assert all(record["policy/ratio_max"] == record["policy/ratio_min"] == 1.0 for record in records)
+    spoken = [record for record in records if "policy/ratio_max" in record]  # late, some steps have no mixed group at all
+    assert len(spoken) > len(records) / 2
+    assert all(record["policy/ratio_max"] == record["policy/ratio_min"] == 1.0 for record in spoken)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["eval_final"]["total"] == 16 and summary["steps"] == len(records)
     assert (run / "report.html").stat().st_size > 50_000
