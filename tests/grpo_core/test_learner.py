@@ -213,3 +213,14 @@ def test_bad_schedules_are_named(options, message):
         LRSchedule(**options)
     with pytest.raises(ValueError, match="step: expected at least 0"):
         LRSchedule(peak=1.0).lr_at(-1)
+
+
+def test_several_optimizers_step_and_skip_together():
+    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizers = [torch.optim.SGD([first], lr=1.0), torch.optim.SGD([second], lr=0.5)]
+    (3 * first.sum() + 4 * second.sum()).backward()
+    outcome = guarded_step(optimizers, [first, second], max_norm=None)
+    assert outcome.grad_norm == pytest.approx(50**0.5) and first.tolist() == [-2, -2] and second.tolist() == [-1, -1]
+    (first.sum() + second.sum() * float("nan")).backward()
+    assert guarded_step(optimizers, [first, second], max_norm=1.0).skipped
+    assert first.tolist() == [-2, -2] and second.tolist() == [-1, -1] and first.grad is None and second.grad is None

@@ -17,7 +17,8 @@ _TO_TEXT = bytes.maketrans(b"\0\1", b".#")
 class Maze:
     """Walls, a start and a goal on a board of `height` × `width` cells; cells are counted row by row from 0.
 
-    Rooms stand on odd rows and odd columns; a cell between two rooms is a wall or a passage; the rim is wall.
+    Rooms stand on odd rows and odd columns; a cell between two rooms is a wall or a passage; the rim is wall. Boards with
+    flipped cells have rooms that are filled and pillars that are gone.
 
     Example: `Maze.from_text("#####\\n#S..#\\n###.#\\n#G..#\\n#####")`.
     """
