@@ -48,7 +48,8 @@ class TextEnvironment(gymnasium.Wrapper):
         if actions.n != len(offer.words):
             raise ValueError(f"{offer.id}: {actions.n} actions but {len(offer.words)} words {offer.words}")
         self.action_space = spaces.Text(max_length=1 << 20, min_length=0, charset=string.printable)
-        self._acts = hasattr(env.unwrapped, "act")
+        self._inner: Any = env.unwrapped
+        self._acts = hasattr(self._inner, "act")
         self._observation = getattr(env.unwrapped, "observation", None)
         self.modality = self._observation.modality if self._observation is not None else "image"
         self._renders = self._observation is None and not _is_image(env.observation_space)
@@ -81,7 +82,7 @@ class TextEnvironment(gymnasium.Wrapper):
             raise gymnasium.error.ResetNeeded("the episode is over: call reset() before step()")
         action = (self.offer.parse or parse_tagged)(answer, self.offer.words)
         if self._acts:
-            shown, reward, terminated, truncated, info = self.env.unwrapped.act(action, answer)  # type: ignore[attr-defined]
+            shown, reward, terminated, truncated, info = self._inner.act(action, answer)
         else:
             shown, reward, terminated, truncated, info = self._foreign(action)
         self._over = terminated or truncated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import radians
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,13 @@ class Picture:
         return f"A maze from above: {look(self.theme, state.maze).legend}{around}"
 
     def _inside(self, state: MazeState) -> tuple[slice, slice]:
-        px = sizes.cell_size(self.cell_px).cell_px
-        return slice(px, (state.maze.height - 1) * px), slice(px, (state.maze.width - 1) * px)
+        return _inside(state.maze.height, state.maze.width, self.cell_px)
+
+
+@lru_cache(maxsize=32)
+def _inside(height: int, width: int, cell_px: int | str) -> tuple[slice, slice]:
+    px = sizes.cell_size(cell_px).cell_px
+    return slice(px, (height - 1) * px), slice(px, (width - 1) * px)
 
 
 def rgb(*, cell_px: int | str = 32, theme: str = "plain", rim: bool = True) -> Observation:

@@ -24,12 +24,13 @@ class Gap:
         self.largest, self.total, self.tokens, self.where = 0.0, 0.0, 0, "no token"
 
     def compare(self, entry: Entry, samples: Sequence[Sample], logprobs: torch.Tensor) -> None:
-        learner = logprobs.double().numpy()
-        for use in entry.uses:
-            difference = np.abs(samples[use].sampler_logprobs - learner)
-            if len(difference):
-                where = f"trajectory {samples[use].trajectory}, trained token {int(difference.argmax())}"
-                self._add(float(difference.sum()), len(difference), float(difference.max()), where)
+        if not entry.uses or not len(logprobs):
+            return
+        sampled = np.stack([samples[use].sampler_logprobs for use in entry.uses])
+        difference = np.abs(sampled - logprobs.double().numpy())
+        use, token = np.unravel_index(difference.argmax(), difference.shape)  # argmax takes a NaN for the largest
+        where = f"trajectory {samples[entry.uses[use]].trajectory}, trained token {token}"
+        self._add(float(difference.sum()), difference.size, float(difference[use, token]), where)
 
     def _add(self, total: float, tokens: int, largest: float, where: str) -> None:
         self.total += total

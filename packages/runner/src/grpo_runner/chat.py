@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -101,9 +102,15 @@ def rope_positions(ids: np.ndarray, grids: Sequence[tuple[int, int]], image_pad:
     Args:
         grids: rows and columns of visual tokens of each picture.
     """
-    length = len(ids)
+    return _positions((ids == image_pad).tobytes(), tuple(grids))
+
+
+@lru_cache(maxsize=1024)
+def _positions(of_picture: bytes, grids: tuple[tuple[int, int], ...]) -> np.ndarray:
+    """Return the positions of ids of which it is known whether they are a picture's: most prompts of a run are alike."""
+    is_image = np.frombuffer(of_picture, dtype=np.bool_)
+    length = len(is_image)
     out = np.empty((3, length), dtype=np.int64)
-    is_image = ids == image_pad
     edges = np.flatnonzero(np.diff(is_image)) + 1
     bounds = [0, *edges.tolist(), length]
     position, picture = 0, 0
@@ -124,4 +131,5 @@ def rope_positions(ids: np.ndarray, grids: Sequence[tuple[int, int]], image_pad:
             position += max(rows, columns)
             picture += 1
             at += n
+    out.flags.writeable = False  # shared
     return out

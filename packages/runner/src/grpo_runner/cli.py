@@ -87,6 +87,7 @@ def _settle() -> None:
         open_lanes()
     gc.collect()
     gc.freeze()  # the libraries' million objects need not be looked at again in every collection
+    gc.set_threshold(50_000)  # a rollout makes a hundred thousand records that live until the step ends: garbage is rare
 
 
 def _teller(steps: int) -> tuple[Callable[[str], None], Callable[[], None]]:

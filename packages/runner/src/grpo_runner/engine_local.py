@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from peft import load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import load_file
@@ -53,7 +52,8 @@ class LocalEngine:
         self.features = FeatureCache() if self.policy.trains_vision else shared_features(Path(model))
         self._keep = keep_history
         self._kept: dict[str, _Kept] = {}
-        self._said = _Memo(MEMO_BYTES)
+        self._said: dict[_Key, _State] = {}  # questions of this rollout, each the root of its answers
+        self._said_bytes = 0
         self._sessions: set[str] = set()
         self._banned = torch.tensor(self.processors.vocabulary.banned)
 
@@ -61,12 +61,11 @@ class LocalEngine:
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Sample one turn for each request. The result for a request does not depend on what else is in the call."""
         sessions = {r.session for r in requests}
-        if sessions.isdisjoint(self._sessions):  # another rollout: a resumed run must not depend on what was played before
-            self._said.clear()
+        if self._keep or sessions.isdisjoint(self._sessions):
+            self._forget()  # another rollout: a resumed run must not depend on what was played before
         self._sessions = sessions
-        drafts = [_Draft(r, (r.prompt_ids, tuple(i.sha256 for i in r.images))) for r in requests]
-        if not self._keep:  # kept sessions need their keys and values, which only a forward pass makes
-            self._recall(drafts)
+        drafts = [self._draft(r) for r in requests]
+        self._recall(drafts)
         open_drafts = [d for d in drafts if d.result is None]
         images = [i for d in open_drafts for i in d.request.images]
         self._table = self.features.table(self.policy.core.model.visual, self.processors.patches, images, self.processors.merge)
@@ -76,9 +75,9 @@ class LocalEngine:
         old, self._kept = self._kept, {}
         fresh: list[_Question] = []
         grown: list[_Question] = []
-        for (key, _), members in states.items():
+        for members in states.values():
             kept = old.get(members[0].request.session)
-            if kept is not None and kept.extends(key):
+            if kept is not None and kept.extends(members[0].key):
                 grown.append((members, kept))
             else:
                 fresh.append((members, None))  # a session of that name may have begun anew
@@ -90,7 +89,7 @@ class LocalEngine:
             self._rows.grid(image)  # looked up once, before several threads would
         for kept_now, said in side_by_side(self._answer, parts):  # put together in order, whichever was done first
             self._kept.update(kept_now)
-            self._said.take(said)
+            self._remember(said)
         return [d.result for d in drafts]  # type: ignore[misc]
 
     def publish(self, adapter_folder: Path, version: int) -> None:
@@ -115,25 +114,43 @@ class LocalEngine:
             raise ValueError(f"{adapter_folder}: weights without a place: {unknown[:3]}; places without weights: {lacking[:3]}")
         self.version = version
         self._kept.clear()
-        self._said.clear()
+        self._forget()
         if self.policy.trains_vision:
             self.features.clear()
 
     def close(self) -> None:
         self._kept.clear()
 
+    def _draft(self, request: Request) -> _Draft:
+        key = request.prompt_ids, tuple([i.sha256 for i in request.images])
+        root = self._said.get(key)
+        if root is None:
+            root = self._said[key] = _State(-1)
+        return _Draft(request, key, root, root)
+
+    def _forget(self) -> None:
+        self._said.clear()
+        self._said_bytes = 0
+
+    def _remember(self, said: Iterable[tuple[_State, torch.Tensor]]) -> None:
+        """Keep what the model said to each state until there is too much of it."""
+        for state, logits in said:
+            if self._said_bytes + logits.nbytes > MEMO_BYTES:
+                return
+            state.logits = logits
+            self._said_bytes += logits.nbytes
+
     def _recall(self, drafts: Sequence[_Draft]) -> None:
         """Sample from remembered distributions for as long as there are any."""
-        live = list(drafts)
+        live = drafts
         while live:
-            rows: dict[_State, int] = {}
-            known = [d for d in live if d.state in self._said]
+            known = [d for d in live if d.state.logits is not None]
             if not known:
                 return
-            owner = np.array([rows.setdefault(d.state, len(rows)) for d in known])
-            live = self._sample(torch.stack([self._said[state] for state in rows]), owner, known)
+            rows, owner = _rows(known)
+            live = self._sample(torch.stack([state.logits for state in rows]), owner, known)  # type: ignore[misc]
 
-    def _answer(self, group: list[_Question]) -> tuple[dict[str, _Kept], dict[_State, torch.Tensor]]:
+    def _answer(self, group: list[_Question]) -> tuple[dict[str, _Kept], list[tuple[_State, torch.Tensor]]]:
         """Prefill the distinct questions of a group, then decode; states that sampled the same tokens stay one row.
 
         Returns:
@@ -141,31 +158,28 @@ class LocalEngine:
         """
         cache, mask, after, hidden = self._prefill(group)
         kept: dict[str, _Kept] = {}
-        said: dict[_State, torch.Tensor] = {}
+        said: list[tuple[_State, torch.Tensor]] = []
         if self._keep:
             for row, (members, _) in enumerate(group):
                 one = _Kept(members[0].key, _layers(cache), mask, int(after[row]), row)
                 kept.update({d.request.session: one for d in members})
         live = [d for members, _ in group for d in members]
-        owner = np.array([row for row, (members, _) in enumerate(group) for _ in members])  # state of each draft
+        rows, owner = _rows(live)
         while True:
             logits = torch.nn.functional.linear(hidden, self.policy.head).float()
             logits[:, self._banned] = -torch.inf
-            if not self._keep:
-                firsts = zip(*np.unique(owner, return_index=True), strict=True)
-                said.update({live[at].state: logits[row] for row, at in firsts})
-            places = {id(d): int(row) for d, row in zip(live, owner, strict=True)}
+            if not self._keep:  # kept sessions need their keys and values, which only a forward pass makes
+                said.extend(zip(rows, logits, strict=True))
             live = self._sample(logits, owner, live)
             if not live:
                 return kept, said
-            states: dict[tuple[int, int], int] = {}
-            owner = np.array([states.setdefault((places[id(d)], d.tokens[-1]), len(states)) for d in live])
-            parents = torch.tensor([parent for parent, _ in states])
+            before, (rows, owner) = rows, _rows(live)
+            parents = torch.tensor(list({d.state: before[d.came_from] for d in live}.values()))
             cache.batch_select_indices(parents)
             mask = torch.cat([mask[parents], torch.ones(len(parents), 1, dtype=torch.long)], dim=1)
             after = after[parents]
-            step = TextBatch(torch.tensor([[t] for _, t in states]), mask, after.view(1, -1, 1).expand(4, -1, 1))
-            hidden = self.policy.hidden(step, None, cache)[:, -1]
+            ids = torch.tensor([[state.token] for state in rows])
+            hidden = self.policy.hidden(TextBatch(ids, mask, after.view(1, -1, 1).expand(4, -1, 1)), None, cache)[:, -1]
             after = after + 1
 
     def _prefill(self, group: list[_Question]) -> tuple[DynamicCache, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -189,65 +203,76 @@ class LocalEngine:
         hidden = self.policy.hidden(batch, features, cache)[:, -1]
         return cache, mask, batch.positions[1:, :, -1].amax(0) + 1, hidden
 
-    def _sample(self, logits: torch.Tensor, owner: np.ndarray, drafts: Sequence[_Draft]) -> list[_Draft]:
+    def _sample(self, logits: torch.Tensor, owner: Sequence[int], drafts: Sequence[_Draft]) -> list[_Draft]:
         """Draw one token for each draft by inverse transform with its seeded draw; return those that go on.
 
         Args:
             logits: float [states, vocabulary]
-            owner: int [drafts]: the state of each.
+            owner: [drafts]: the state of each.
         """
-        temperatures = torch.tensor([d.request.temperature for d in drafts])
+        asked: dict[tuple[int, float], int] = {}  # distributions: a state at a temperature
+        places = [asked.setdefault((row, d.request.temperature), len(asked)) for row, d in zip(owner, drafts, strict=True)]
+        at = torch.tensor(places)
+        temperatures = torch.tensor([temperature for _, temperature in asked])
         greedy = temperatures == 0
-        scaled = logits[owner] / torch.where(greedy, 1.0, temperatures)[:, None]
+        scaled = logits[[row for row, _ in asked]] / torch.where(greedy, 1.0, temperatures)[:, None]
         logprobs = torch.log_softmax(scaled, dim=-1)
-        draws = torch.tensor([uniform(d.request.seed, len(d.tokens)) for d in drafts], dtype=torch.float64)
         cumulative = logprobs.double().exp().cumsum(-1)
-        chosen = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True).squeeze(1)
-        chosen = torch.where(greedy, logprobs.argmax(-1), chosen.clamp(max=logits.shape[1] - 1))
-        values = logprobs.gather(1, chosen[:, None]).squeeze(1).tolist()
-        for draft, token, value in zip(drafts, chosen.tolist(), values, strict=True):
+        draws = torch.tensor([uniform(d.request.seed, len(d.tokens)) for d in drafts], dtype=torch.float64)
+        drawn = torch.searchsorted(cumulative[at], (draws * cumulative[at, -1])[:, None], right=True).squeeze(1)
+        chosen = torch.where(greedy[at], logprobs.argmax(-1)[at], drawn.clamp(max=logits.shape[1] - 1))
+        end = self.processors.vocabulary.end_of_turn
+        live = []
+        for draft, token, value in zip(drafts, chosen.tolist(), logprobs[at, chosen].tolist(), strict=True):
             draft.tokens.append(token)
             draft.logprobs.append(value)
-            stopped = token == self.processors.vocabulary.end_of_turn
-            if stopped or len(draft.tokens) == draft.request.max_new_tokens:
-                draft.result = Completion(tuple(draft.tokens), tuple(draft.logprobs), stopped, self.version)
-        return [d for d in drafts if d.result is None]
+            if token == end or len(draft.tokens) == draft.request.max_new_tokens:
+                draft.result = Completion(tuple(draft.tokens), tuple(draft.logprobs), token == end, self.version)
+            else:
+                draft.came_from, draft.state = draft.state, draft.state.after(token)
+                live.append(draft)
+        return live
 
 
 _Key = tuple[tuple[int, ...], tuple[str, ...]]
 """A question: ids and pictures."""
 
-_State = tuple[_Key, tuple[int, ...]]
-"""A question and the beginning of an answer."""
+
+class _State:
+    """A question and the beginning of an answer, in a tree of all answers that were begun; equal ones are one object."""
+
+    __slots__ = ("_next", "logits", "token")
+
+    def __init__(self, token: int) -> None:
+        self.token = token  # the last one; -1 before any
+        self.logits: torch.Tensor | None = None  # float [vocabulary] of the next token, once remembered
+        self._next: dict[int, _State] = {}
+
+    def after(self, token: int) -> _State:
+        """Return the state that a token leads to."""
+        found = self._next.get(token)
+        if found is None:
+            found = self._next[token] = _State(token)
+        return found
 
 
-@dataclass
+@dataclass(slots=True)
 class _Draft:
     """A request being answered."""
 
     request: Request
     key: _Key
+    state: _State
+    came_from: _State  # where the last token was sampled
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     result: Completion | None = None
 
-    @property
-    def state(self) -> _State:
-        return self.key, tuple(self.tokens)
 
-
-class _Memo(dict[_State, torch.Tensor]):
-    """Logits by state; takes nothing more once it is full."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__()
-        self._limit = limit_bytes
-
-    def take(self, rows: Mapping[_State, torch.Tensor]) -> None:
-        for state, logits in rows.items():
-            if (len(self) + 1) * logits.numel() * logits.element_size() > self._limit:
-                return
-            self[state] = logits
+def _rows(drafts: Sequence[_Draft]) -> tuple[dict[_State, int], list[int]]:
+    """Return the distinct states, each with its row, and the row of each draft."""
+    rows: dict[_State, int] = {}
+    return rows, [rows.setdefault(d.state, len(rows)) for d in drafts]
 
 
 @dataclass

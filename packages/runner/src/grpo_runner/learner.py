@@ -151,12 +151,11 @@ class Learner:
         samples = [batch.samples[m] for m in members]
         advantages, kept = batch.advantages[list(members)], batch.kept[list(members)]
         tokens = sum(len(s.trained) for s, keep in zip(samples, kept.tolist(), strict=True) if keep)
-        silent = loss.kl == 0 and loss.entropy == 0
+        speaks = (kept if loss.kl or loss.entropy else kept & (advantages != 0)).tolist()
         spoken: list[Entry] = []
         idle: list[Entry] = []
         for entry in self.scorer.entries(samples):
-            speaks = any(kept[u] and not (silent and advantages[u] == 0) for u in entry.uses)
-            (spoken if speaks else idle).append(entry)
+            (spoken if any(speaks[use] for use in entry.uses) else idle).append(entry)
         return Plan(samples, advantages, kept, step_denominator(float(tokens)), self._share(spoken), self._share(idle))
 
     def _share(self, entries: list[Entry]) -> Share:

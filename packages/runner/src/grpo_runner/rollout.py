@@ -65,6 +65,7 @@ class Rollouts:
         self._offer = offer
         self._chat = chat
         self._vocabulary = vocabulary
+        self._banned = frozenset(vocabulary.banned)
         self._prompt = prompt
         self._idle: list[TextEnvironment] = []
         self._pictures: dict[bytes, Image] = {}
@@ -227,9 +228,9 @@ class Rollouts:
         return Request(tuple(ids), tuple(images), seed, settings.max_new_tokens, settings.temperature, session)
 
     def _advance(self, episode: _Episode, request: Request, completion: Completion, *, trained: bool = True) -> None:
-        kept = [n for n, token in enumerate(completion.token_ids) if token not in self._vocabulary.banned]
-        if len(kept) < len(completion.token_ids):  # from an engine without the mask: a picture was claimed, none was shown
-            ids, logprobs = completion.token_ids, completion.logprobs
+        ids, logprobs = completion.token_ids, completion.logprobs
+        if not self._banned.isdisjoint(ids):  # from an engine without the mask: a picture was claimed, none was shown
+            kept = [n for n, token in enumerate(ids) if token not in self._banned]
             completion = replace(completion, token_ids=tuple(ids[n] for n in kept), logprobs=tuple(logprobs[n] for n in kept))
             answer, trained = "", False  # nothing readable; what was sampled has no probability that could be trained
         else:
