@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from grpo_core import group_advantages
 from grpo_runner.config import Config
@@ -196,6 +197,25 @@ def test_memory_of_every_process_stays_flat_over_200_steps(
     growth = {name: (after[name] - before[name]) / 1e6 for name in before}
     print({name: f"{mb:+.1f} MB" for name, mb in growth.items()}, f"{(time.perf_counter() - start) / 200:.3f} s a step")
     assert max(growth.values()) < 8, growth
+
+
+def test_whoever_waits_for_a_rank_that_leaves_gets_an_error(supervisor: Supervisor) -> None:
+    """Also when the rank's memory still holds the group, as the traceback of a call that failed does."""
+
+    def hold(rank: Any) -> None:
+        cycle = [rank._learner]
+        cycle.append(cycle)
+
+    def wait(rank: Any) -> None:
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.ones(1), group=rank._learner._world.control)
+
+    first, *others = supervisor.members
+    waiting = first.actor.__ray_call__.remote(wait)
+    ray.get([m.actor.__ray_call__.remote(hold) for m in others], timeout=60)
+    supervisor.all("leave", "leave", members=others)
+    ray.get(waiting, timeout=20)
+    supervisor._join()
 
 
 def test_a_hang_is_found_by_its_deadline_and_names_rank_and_phase(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import socket
 import sys
@@ -93,6 +94,7 @@ class Rank:
         self._learner = self._write = None
         if dist.is_initialized():
             dist.destroy_process_group()
+        gc.collect()  # gloo's connections close with the last reference, and the error that a call ended with may be in a cycle
 
     def learn(self, fault: Fault | None, speak: bool, name: str, arguments: tuple, options: dict[str, Any]) -> Any:
         """Call a method of the learner, as every rank does.
