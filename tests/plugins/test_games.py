@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import tomllib
+from pathlib import Path
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -244,6 +247,7 @@ LAKE = {"env": "FrozenLake-v1", "words": ["left", "down", "right", "up"], "kwarg
         ({**LAKE, "success": "always"}, "'positive' or 'terminated'"),
         ({**LAKE, "search": 0}, "move_limit: must be given"),
         ({**LAKE, "plan_by": "state"}, "'picture' or 'observation'"),
+        ({**LAKE, "draw_by": "picture"}, "'step' or 'observation'"),
         ({**LAKE, "scramble": -1}, "scramble=-1"),
         ({**LAKE, "env": "Pendulum-v1", "kwargs": {}}, "discrete actions are needed"),
     ],
@@ -282,6 +286,74 @@ def test_plans_by_picture_and_by_observation_are_equally_short():
         assert pictures == observations  # the limit is the fewest moves + 4
         plan = by_observation.foreign.plan(observations)
         assert len(plan) == observations.limit - 4 == len(by_picture.foreign.plan(pictures))
+
+
+CLIFF = {"env": "CliffWalking-v1", "words": ["up", "right", "down", "left"], "success": "terminated", "shrink": 8}
+
+
+@pytest.mark.parametrize("options", [LAKE, CLIFF])
+def test_pictures_that_are_kept_are_those_that_would_be_drawn(options):
+    kept, drawn = (made("Gymnasium-v0", **options, draw_by=by, plan_by="observation") for by in ("observation", "step"))
+    random = np.random.default_rng(0)
+    for seed in range(12):
+        state = other = kept.game.draw(seed)
+        for action in random.integers(4, size=20).tolist():
+            state, ending, _ = kept.game.advance(state, action)
+            other, _, _ = drawn.game.advance(other, action)
+            assert state == other
+            if ending is not Ending.RUNNING:
+                break
+    assert kept.foreign.simulator._reused > 60, "some were drawn again and compared"
+
+
+class Blinking(gymnasium.Env):
+    """Its picture depends on how often it was drawn."""
+
+    action_space = gymnasium.spaces.Discrete(1)
+    observation_space = gymnasium.spaces.Discrete(1)
+    metadata: ClassVar = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None):
+        self.render_mode, self.drawn = render_mode, 0
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+    def render(self):
+        self.drawn += 1
+        return np.full((8, 8, 3), self.drawn, dtype=np.uint8)
+
+
+def test_pictures_that_cannot_be_kept_are_noticed(monkeypatch):
+    monkeypatch.setitem(
+        gymnasium.registry, "Blinking-v0", gymnasium.envs.registration.EnvSpec("Blinking-v0", entry_point=Blinking)
+    )
+    env = made("Gymnasium-v0", env="Blinking-v0", words=["wait"], search=0, move_limit=1000, draw_by="observation")
+    with pytest.raises(ValueError, match="in two ways, so its pictures cannot be kept: remove draw_by"):
+        for _ in range(100):
+            env.step(0)
+
+
+@pytest.mark.parametrize("name", ["frozenlake", "cliffwalking"])
+def test_no_training_episode_begins_on_a_square_that_is_held_out(name):
+    options = tomllib.loads((Path(__file__).parents[2] / "examples" / f"{name}.toml").read_text())["environment"]["options"]
+    offer = load_plugins().create("environment", "Gymnasium-v0", options)
+    env = made("Gymnasium-v0", **options)
+
+    def squares(tasks):
+        return [
+            env.foreign.simulator.play(*(task.options[k] for k in ("seed", "actions")), frame=False).observation
+            for task in tasks
+        ]
+
+    held_out = squares([task for name in ("evaluation", "tuning") for task in offer.fixed_sets[name]()])
+    assert len(set(held_out)) == len(held_out) == options["evaluation"] + options["tuning"]
+    draw = offer.stream(extra_moves=4)
+    trained = set(squares([draw(seed) for seed in range(200)]))
+    assert len(trained) > 8 and not trained & set(held_out)
 
 
 def test_slippery_ice_is_the_same_ice_after_pickling():

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from vismaze_gymnasium.simulator import Moment, Simulator
+from vismaze_gymnasium.simulator import Frames, Moment, Simulator
 from vismaze_hooks import Ending, Observation
 from vismaze_hooks.game import UNREADABLE, Game, spend
 from vismaze_hooks.integers import Integers
@@ -46,6 +46,7 @@ class GymnasiumConfig:
     move_limit: int | None = None  # None: the fewest moves + 4, which needs the search
     search: int = 2_000  # places that the solver looks at; 0: no solver
     plan_by: Literal["picture", "observation"] = "picture"  # what tells the solver that it has been at a place before
+    draw_by: Literal["step", "observation"] = "step"  # "observation": once for each observation and last action
     scramble: int = 0  # random actions before an episode, at most
     shrink: int = 1  # pixels a side that are averaged into one
     evaluation: int = 16  # levels of the fixed set of this name
@@ -64,6 +65,8 @@ class GymnasiumConfig:
             raise ValueError(f"success={self.success!r}: must be 'positive' or 'terminated'")
         if self.plan_by not in ("picture", "observation"):
             raise ValueError(f"plan_by={self.plan_by!r}: must be 'picture' or 'observation'")
+        if self.draw_by not in ("step", "observation"):
+            raise ValueError(f"draw_by={self.draw_by!r}: must be 'step' or 'observation'")
         for name, least in (("search", 0), ("scramble", 0), ("shrink", 1), ("evaluation", 1), ("tuning", 1)):
             if type(getattr(self, name)) is not int or getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be a whole number, {least} or more")
@@ -93,8 +96,11 @@ class Foreign:
             ValueError: the environment cannot be made or shown, or words and actions do not fit.
         """
         self.config = config
-        self.simulator = Simulator(config.env, config.kwargs, config.shrink)
-        self._scout = Simulator(config.env, config.kwargs, config.shrink)  # plans, so that the player's stays where it is
+        frames = _FRAMES.setdefault(_drawing(config), {}) if config.draw_by == "observation" else None
+        self.simulator = Simulator(config.env, config.kwargs, config.shrink, frames)
+        self._scout = Simulator(
+            config.env, config.kwargs, config.shrink, frames
+        )  # plans, so that the player's stays where it is
         first, count = self.simulator.first, self.simulator.count
         if not isinstance(config.words, Mapping) and len(config.table) != count:
             raise ValueError(
@@ -209,7 +215,7 @@ class Foreign:
         if seed == state.seed and actions[: len(state.actions)] == state.actions and len(actions) > len(state.actions):
             return tuple(self.numbers.index(number) for number in actions[len(state.actions) :])
         plans = _plans(self.config)
-        here = self._place(state, ())
+        here = self.place(state)
         known = plans.get(here)
         if known and self._end(state, known) is Ending.SUCCESS:
             self._sure = state.seed, self._native(state, known)
@@ -228,7 +234,7 @@ class Foreign:
                         return steps
                     if ending is not Ending.RUNNING:
                         continue
-                    place = self._place(state, steps)
+                    place = self.place(state, steps)
                     if place not in seen and len(seen) < self.config.search:
                         seen.add(place)
                         path[steps] = place
@@ -236,7 +242,8 @@ class Foreign:
             ring = reached
         return ()
 
-    def _place(self, state: Played, steps: Sequence[int]) -> bytes:
+    def place(self, state: Played, steps: Sequence[int] = ()) -> bytes:
+        """Return what tells one place from another, `steps` after a state: the picture, or the observation (`plan_by`)."""
         if not steps and self.config.plan_by == "picture":
             return _key(state.frame)
         moment = self._scout.play(state.seed, self._native(state, steps), frame=self.config.plan_by == "picture")
@@ -254,6 +261,7 @@ class Foreign:
         return self._ending(moment, state.scrambled)
 
 
+_FRAMES: dict[str, Frames] = {}  # environment -> its pictures, shared by all its instances
 _KEPT: dict[str, dict[bytes, tuple[int, ...]]] = {}  # environment -> place -> plan; no more than a guess for the next
 
 
@@ -263,6 +271,10 @@ def _plans(config: GymnasiumConfig) -> dict[bytes, tuple[int, ...]]:
     if len(plans) > PLANS:
         plans.clear()
     return plans
+
+
+def _drawing(config: GymnasiumConfig) -> str:
+    return repr((config.env, config.kwargs, config.shrink))
 
 
 def _ended(moment: Moment) -> bool:

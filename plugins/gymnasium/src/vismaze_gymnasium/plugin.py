@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -51,7 +50,7 @@ class Tasks:
                 "evaluation": FixedLevels(foreign.draw, config.evaluation, 1 << 40),
                 "tuning": FixedLevels(foreign.draw, config.tuning, 2 << 40),
             }
-            self._sets = foreign, LevelSets(ID, _options, _same, partial(_labels, foreign), sets)
+            self._sets = foreign, LevelSets(ID, _options, partial(_same, foreign), partial(_labels, foreign), sets)
         return self._sets
 
 
@@ -59,8 +58,8 @@ def _options(state: Played) -> dict[str, Any]:
     return {"seed": state.seed, "actions": list(state.actions)}
 
 
-def _same(state: Played) -> str:
-    return f"{state.shape} {hashlib.sha256(state.frame).hexdigest()}"
+def _same(foreign: Foreign, state: Played) -> str:
+    return foreign.place(state).hex()
 
 
 def _labels(foreign: Foreign, state: Played) -> dict[str, int | str]:

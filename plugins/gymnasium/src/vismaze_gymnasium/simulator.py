@@ -20,21 +20,30 @@ class Moment(NamedTuple):
     observation: str  # the environment's own, as it prints
 
 
+CHECKED = 64  # one in so many pictures that were drawn before is drawn again and compared
+FRAMES = 4_096  # pictures that are kept
+
+Frames = dict[tuple[str, tuple[int, ...]], np.ndarray]
+"""Pictures by the environment's observation and the last action, if there was one."""
+
+
 class Simulator:
     """Replays an environment. What it holds is only a cache: two simulators of one environment never differ."""
 
-    def __init__(self, env: str, kwargs: Mapping[str, Any], shrink: int = 1) -> None:
+    def __init__(self, env: str, kwargs: Mapping[str, Any], shrink: int = 1, frames: Frames | None = None) -> None:
         """
         Args:
             env: Gymnasium id, with `module:` before it where an import registers it.
             kwargs: for the environment.
             shrink: pixels a side that are averaged into one.
+            frames: where pictures are kept, for environments whose picture is a function of observation and last action.
 
         Raises:
             ValueError: no such environment (Gymnasium's own suggestion is passed on), arguments that it refuses, no discrete
                 actions, or no frames.
         """
         self.env, self._kwargs, self._shrink = env, dict(kwargs), shrink
+        self._frames, self._reused = frames, 0
         self._live: gymnasium.Env | None = None
         self._seed, self._actions, self._moment = -1, _NO_ACTIONS, _BEGINNING  # where the live one stands
         space = self._made().action_space
@@ -43,13 +52,20 @@ class Simulator:
         self.first, self.count = int(space.start), int(space.n)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None}  # it need not be picklable; another is made when it is needed
+        return {
+            **self.__dict__,
+            "_live": None,
+            "_frames": None if self._frames is None else {},
+        }  # it need not be picklable; another is made when it is needed
 
     def play(self, seed: int, actions: Sequence[int], *, frame: bool = True) -> Moment:
         """Return what there is after `reset(seed=seed)` and these actions, none of which but the last ends the episode.
 
         Args:
             frame: whether the picture is wanted; drawing takes most of the time.
+
+        Raises:
+            ValueError: pictures are kept, and one is not what the environment draws now.
         """
         actions = tuple(actions)
         live = self._made()
@@ -61,7 +77,7 @@ class Simulator:
             paid = (*self._moment.rewards, float(reward))
             self._actions = (*self._actions, action)
             self._moment = Moment(_NO_FRAME, paid, bool(terminated), bool(truncated), str(seen))
-        return self._moment._replace(frame=self._picture(live)) if frame else self._moment
+        return self._moment._replace(frame=self._seen(live)) if frame else self._moment
 
     def close(self) -> None:
         if self._live is not None:
@@ -76,6 +92,24 @@ class Simulator:
                 raise ValueError(f"env={self.env!r} with {self._kwargs}: {error}") from error
             self._seed, self._actions, self._moment = -1, _NO_ACTIONS, _BEGINNING
         return self._live
+
+    def _seen(self, live: gymnasium.Env) -> np.ndarray:
+        if self._frames is None:
+            return self._picture(live)
+        if len(self._frames) >= FRAMES:
+            self._frames.clear()
+        key = self._moment.observation, self._actions[-1:]
+        kept = self._frames.get(key)
+        self._reused += kept is not None
+        if kept is None or self._reused % CHECKED == 0:
+            drawn = self._picture(live)
+            if kept is not None and not np.array_equal(kept, drawn):
+                raise ValueError(
+                    f"{self.env} draws observation {key[0]} after action {key[1]} in two ways, so its pictures cannot be kept: "
+                    "remove draw_by"
+                )
+            self._frames[key] = kept = drawn
+        return kept
 
     def _picture(self, live: gymnasium.Env) -> np.ndarray:
         try:
