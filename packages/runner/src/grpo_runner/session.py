@@ -205,7 +205,7 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
 
     Raises:
         ConfigError: a name, an option or a folder that does not fit.
-        OSError: the run folder cannot be written.
+        OSError: the run folder is there and cannot be written.
     """
     offer = find_environment(config, plugins)
     fixed = fixed_set(offer, config.tasks.evaluation)
@@ -216,7 +216,10 @@ def open_session(config: Config, plugins: Plugins, tell: Callable[[str], None], 
     except (TypeError, ValueError) as error:
         raise ConfigError(f"tasks.stream: {error}") from error
     folder = Path(config.run.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run.folder: {folder} cannot be made: {error.strerror}; choose another (run.folder=…)") from error
     identity = run_identity(folder, config)
     run = RunFolder(folder, next_attempt(folder))
     clear_leftovers(run)
