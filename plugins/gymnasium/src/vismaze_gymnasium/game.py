@@ -98,9 +98,8 @@ class Foreign:
         self.config = config
         frames = _FRAMES.setdefault(_drawing(config), {}) if config.draw_by == "observation" else None
         self.simulator = Simulator(config.env, config.kwargs, config.shrink, frames)
-        self._scout = Simulator(
-            config.env, config.kwargs, config.shrink, frames
-        )  # plans, so that the player's stays where it is
+        # another one plans, so that the player's stays where it is
+        self._scout = Simulator(config.env, config.kwargs, config.shrink, frames)
         first, count = self.simulator.first, self.simulator.count
         if not isinstance(config.words, Mapping) and len(config.table) != count:
             raise ValueError(

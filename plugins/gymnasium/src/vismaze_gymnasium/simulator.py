@@ -52,11 +52,8 @@ class Simulator:
         self.first, self.count = int(space.start), int(space.n)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_live": None,
-            "_frames": None if self._frames is None else {},
-        }  # it need not be picklable; another is made when it is needed
+        # the live one need not be picklable: another is made when it is needed
+        return {**self.__dict__, "_live": None, "_frames": None if self._frames is None else {}}
 
     def play(self, seed: int, actions: Sequence[int], *, frame: bool = True) -> Moment:
         """Return what there is after `reset(seed=seed)` and these actions, none of which but the last ends the episode.
