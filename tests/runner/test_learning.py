@@ -12,9 +12,11 @@ import pytest
 
 from grpo_runner.runs import read_lines
 
-LEARNT = 0.75
-"""Solve rate of the last twenty steps on training mazes. Seed 0 goes from 0.63 to 0.89; a learner that does nothing stays there
-and one whose advantages are shuffled falls (benchmarks/learning/shuffled.py)."""
+LEFT = 0.5
+"""Failures on training mazes: of the last twenty steps over those of the first five, at most. Where a run starts differs from processor to
+processor, since the warm start is a walk through roundings: seed 0 went from 0.70 to 0.91 solved on one and, at a higher rate, from 0.63 to
+0.89 on another, 0.3 of the failures both times. A learner that does nothing stays at 1 and one whose advantages are shuffled gets above it
+(benchmarks/learning/shuffled.py)."""
 
 
 def grpo_run(*arguments: str) -> str:
@@ -32,7 +34,7 @@ def test_the_quick_example_learns(examples: Path, tmp_path: Path) -> None:
     assert said[0].startswith("start: ") and said[1].startswith("end: ") and said[2] == f"report: {run / 'report.html'}"
     records = read_lines(run / "metrics.jsonl")
     solved = [record["reward/solved"] for record in records]
-    assert fmean(solved[:5]) < LEARNT <= fmean(solved[-20:])
+    assert 1 - fmean(solved[-20:]) <= LEFT * (1 - fmean(solved[:5]))
     assert max(record["agreement/logprob_gap_max"] for record in records) <= 1e-4
     spoken = [record for record in records if "policy/ratio_max" in record]  # late, some steps have no mixed group at all
     assert len(spoken) > len(records) / 2
