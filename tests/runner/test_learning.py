@@ -13,10 +13,10 @@ import pytest
 from grpo_runner.runs import read_lines
 
 LEFT = 0.5
-"""Failures on training mazes: of the last twenty steps over those of the first five, at most. Where a run starts differs from processor to
-processor, since the warm start is a walk through roundings: seed 0 went from 0.70 to 0.91 solved on one and, at a higher rate, from 0.63 to
-0.89 on another, 0.3 of the failures both times. A learner that does nothing stays at 1 and one whose advantages are shuffled gets above it
-(benchmarks/learning/shuffled.py)."""
+"""Failures on training mazes: of the last twenty steps over those of the first five, at most. Where a run starts differs from
+processor to processor, since the warm start is a walk through roundings: seed 0 went from 0.70 to 0.91 solved on one and, at a
+higher rate, from 0.63 to 0.89 on another, 0.3 of the failures both times. A learner that does nothing stays at 1 and one whose
+advantages are shuffled gets above it (benchmarks/learning/shuffled.py)."""
 
 
 def grpo_run(*arguments: str) -> str:
