@@ -19,6 +19,7 @@ from run import KEPT, ROOT, breakdown, ends
 
 from grpo_runner.config import load
 from grpo_runner.statistics import wilson_interval
+from vismaze_hooks.names import nearest
 
 NAMES = ("jigsaw", "klotski", "matchstick", "firstperson", "frozenlake", "cliffwalking", "minigrid")
 RESULTS = ROOT / "benchmarks" / "results" / "examples.json"
@@ -26,8 +27,10 @@ RESULTS = ROOT / "benchmarks" / "results" / "examples.json"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[[], *NAMES], help="of the examples; all by default")
-    names = parser.parse_args().names or NAMES
+    parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}; all by default")
+    names = parser.parse_args().names
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"unknown example {unknown[0]!r}{nearest(unknown[0], NAMES)}")
     for name in names:
         config = ROOT / "examples" / f"{name}.toml"
         subprocess.run([sys.executable, "-m", "grpo_runner.cli", "train", str(config)], check=True)
