@@ -103,8 +103,7 @@ def test_the_first_of_several_steps_has_ratio_exactly_one(tiny: Path, maze5: Env
     batch = batch_of(rollout_of(tiny, learner, maze5, tmp_path, LORAS["all-linear"], 1))
     halves = [list(range(0, len(batch.samples), 2)), list(range(1, len(batch.samples), 2))]
     plans = [learner.plan(batch, half, LOSS) for half in halves]
-    for plan in plans:
-        plan.old = learner.score_now(plan, Gap())
+    learner.score_now(plans, Gap())
     first = learner.gradient(plans[0], LOSS, None)
     assert float(first["policy/ratio_max"]) == 1.0 and float(first["policy/ratio_min"]) == 1.0
     learner._step(1e-2)

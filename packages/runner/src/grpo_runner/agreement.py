@@ -32,6 +32,10 @@ class Gap:
         where = f"trajectory {samples[entry.uses[use]].trajectory}, trained token {token}"
         self._add(float(difference.sum()), difference.size, float(difference[use, token]), where)
 
+    def compare_each(self, entries: Sequence[Entry], samples: Sequence[Sample], scores: Sequence[torch.Tensor]) -> None:
+        for entry, logprobs in zip(entries, scores, strict=True):
+            self.compare(entry, samples, logprobs)
+
     def _add(self, total: float, tokens: int, largest: float, where: str) -> None:
         self.total += total
         self.tokens += tokens

@@ -73,7 +73,7 @@ class Plan:
     denominator: torch.Tensor  # kept trained tokens
     spoken: Share  # sequences that have a gradient
     idle: Share  # the others; they still count in the denominator
-    old: list[torch.Tensor] | None = None  # log-probs before the first step, one [trained] per spoken entry
+    old: list[torch.Tensor] | None = None  # log-probs before the first step, one [trained] per spoken entry; None: its own
 
 
 class Learner:
@@ -127,15 +127,12 @@ class Learner:
         """
         plans = [self.plan(batch, members, loss) for members in groups]
         gap = Gap()
-        if len(plans) > 1:
-            for plan in plans:
-                plan.old = self.score_now(plan, gap)
-            gap = gap.of_all(self._group)
-            gap.check(verify)
+        self.score_now(plans[1:], gap)
         parts, outcomes = [], []
         for number, plan in enumerate(plans):
-            parts.append(self.gradient(plan, loss, None if len(plans) > 1 or verify is None else gap))
-            if len(plans) == 1:
+            compares = number == 0 and (verify is not None or len(plans) > 1)
+            parts.append(self.gradient(plan, loss, gap if compares else None))
+            if number == 0:  # nothing was updated so far
                 gap = gap.of_all(self._group)
                 gap.check(verify)
             outcomes.append(self._step(lr(number)))
@@ -164,16 +161,17 @@ class Learner:
         mine = balance_over_ranks([len(e.row.ids) for e in entries], self._world.size)[self._world.rank]
         return Share([entries[n] for n in mine], replace(entries[0], uses=()))
 
-    def score_now(self, plan: Plan, gap: Gap) -> list[torch.Tensor]:
-        """Return the current log-probs of the sequences with a gradient, in the very batches that train them."""
-        found, _ = (self._compare(share, plan, gap) for share in (plan.spoken, plan.idle))
-        return found
+    def score_now(self, plans: Sequence[Plan], gap: Gap) -> None:
+        """Leave in each plan the current log-probs of its sequences with a gradient, from the very batches that train them.
 
-    def _compare(self, share: Share, plan: Plan, gap: Gap) -> list[torch.Tensor]:
-        scores = self.scorer.logprobs(share.entries, filler=share.filler, group=self._group)
-        for entry, logprobs in zip(share.entries, scores, strict=True):
-            gap.compare(entry, plan.samples, logprobs)
-        return scores
+        The first optimizer step of an update needs none: its own are the old ones.
+        """
+        shares = [share for plan in plans for share in (plan.spoken, plan.idle)]
+        filler = next((share.filler for share in shares if share.filler is not None), None)
+        scores = self.scorer.logprobs_of_each([share.entries for share in shares], filler=filler, group=self._group)
+        for plan, spoken, idle in zip(plans, scores[::2], scores[1::2], strict=True):
+            plan.old = spoken
+            gap.compare_each([*plan.spoken.entries, *plan.idle.entries], plan.samples, [*spoken, *idle])
 
     def logprobs(self, samples: Sequence[Sample], *, adapter: bool = True) -> list[torch.Tensor]:
         """Return the log-probs of each sample's trained tokens under the current weights: one [trained] per sample.
@@ -210,9 +208,8 @@ class Learner:
         if self._group is not None and share.filler is not None:
             sum_gradients(self._whole, self._group)
         if gap is not None:
-            for entry, logprobs in zip(share.entries, scores, strict=True):
-                gap.compare(entry, plan.samples, logprobs)
-            self._compare(plan.idle, plan, gap)
+            idle = self.scorer.logprobs(plan.idle.entries, filler=plan.idle.filler, group=self._group)
+            gap.compare_each([*share.entries, *plan.idle.entries], plan.samples, [*scores, *idle])
         return metrics
 
     def _loss(

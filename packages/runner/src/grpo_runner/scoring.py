@@ -76,7 +76,6 @@ class Scorer:
         places = sample.trained + (np.cumsum(extra) - extra)[sample.trained]
         return Entry(row, sample, places, row.ids[places], uses)
 
-    @torch.no_grad()
     def logprobs(
         self, entries: Sequence[Entry], *, filler: Entry | None = None, group: dist.ProcessGroup | None = None
     ) -> list[torch.Tensor]:
@@ -85,21 +84,33 @@ class Scorer:
         Args:
             filler: scored in vain for as long as another rank of `group` has more to score; ranks pass together.
         """
-        if not entries and filler is None:
-            return []
-        table, batches = self._table([*entries, filler] if filler is not None else entries), self._batches(entries)
+        return self.logprobs_of_each([entries], filler=filler, group=group)[0]
 
-        def score(batch: list[int]) -> list[torch.Tensor]:
-            return self._score([entries[n] for n in batch], table, entropy=False).each
+    @torch.no_grad()
+    def logprobs_of_each(
+        self, lists: Sequence[Sequence[Entry]], *, filler: Entry | None = None, group: dist.ProcessGroup | None = None
+    ) -> list[list[torch.Tensor]]:
+        """As `logprobs` for each of several lists; no pass holds entries of two, but passes of all go side by side."""
+        entries = [entry for one in lists for entry in one]
+        if not entries and filler is None:
+            return [[] for _ in lists]
+        table = self._table([*entries, filler] if filler is not None else entries)
+        parts = [self._batches(one) for one in lists]
+        batches = [[one[n] for n in members] for one, part in zip(lists, parts, strict=True) for members in part]
+
+        def score(batch: list[Entry]) -> list[torch.Tensor]:
+            return self._score(batch, table, entropy=False).each
 
         if filler is None:
-            return _in_order(batches, side_by_side(score, batches))
-        scores = [score(batch) for batch in batches]  # ranks pass together, one micro-batch after the other
-        most = torch.tensor(len(batches))
-        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-        for _ in range(int(most) - len(batches)):
-            self._score([filler], table, entropy=False)
-        return _in_order(batches, scores)
+            scores = side_by_side(score, batches)
+        else:  # ranks pass together, one micro-batch after the other
+            scores = [score(batch) for batch in batches]
+            most = torch.tensor(len(batches))
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+            for _ in range(int(most) - len(batches)):
+                self._score([filler], table, entropy=False)
+        left = iter(scores)
+        return [_in_order(part, [next(left) for _ in part]) for part in parts]
 
     def backward(
         self,
