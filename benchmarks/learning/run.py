@@ -9,6 +9,7 @@ again, what was interrupted goes on. Writes benchmarks/results/NAME.json and doc
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def main() -> None:
     result = {run: {key: summary[key] for key in KEPT} for run, summary in summaries.items()}
     for folder in every:
         result[folder.name] |= breakdown(folder)
+        result[folder.name]["hashes"] |= {"code": code_hash(), "fixed_set": set_hash(folder)}
     (ROOT / "benchmarks" / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(folders, options.control, name, ROOT / "docs" / "images" / f"{name}.png")
     for run, summary in result.items():
@@ -61,6 +63,20 @@ def ends(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of the first and of the last evaluation."""
     first, *_, last = (read_evaluation(path)[1] for path in sorted((run / "eval").glob("step_*.jsonl")))
     return first, last
+
+
+def code_hash() -> str:
+    """Return the sha256 over the sources of the packages and plugins, as they are when the table is made."""
+    digest = hashlib.sha256()
+    for file in sorted(file for part in ("packages", "plugins") for file in (ROOT / part).glob("*/src/**/*.py")):
+        digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def set_hash(run: Path) -> str:
+    """Return the sha256 over what the last evaluation played: each task's number and the hash of its content."""
+    tasks = sorted({(row["uid"], row["content_hash"]) for row in ends(run)[1]})
+    return hashlib.sha256(json.dumps(tasks).encode()).hexdigest()
 
 
 def breakdown(run: Path) -> dict[str, Any]:

@@ -41,4 +41,6 @@ def test_the_quick_example_learns(examples: Path, tmp_path: Path) -> None:
     assert all(record["policy/ratio_max"] == record["policy/ratio_min"] == 1.0 for record in spoken)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["eval_final"]["total"] == 16 and summary["steps"] == len(records)
-    assert (run / "report.html").stat().st_size > 50_000
+    page = (run / "report.html").read_text("utf-8")
+    headers = [json.loads(path.open(encoding="utf-8").readline()) for path in (run / "eval").iterdir()]
+    assert len(page) > 50_000 and all(f"<code>{header['weights'][:12]}</code>" in page for header in headers)

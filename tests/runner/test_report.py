@@ -56,7 +56,10 @@ def lines(path, records):
 
 def evaluate(folder, step, tasks, solves, **header):
     rows = [episode(task, solves(n), mode) for mode in ("greedy", "sampled") for n, task in enumerate(tasks)]
-    lines(folder / "eval" / f"step_{step:08d}.jsonl", [{"step": step, "set": "vismaze-64-7x7", **header}, *rows])
+    lines(
+        folder / "eval" / f"step_{step:08d}.jsonl",
+        [{"step": step, "set": "vismaze-64-7x7", "weights": f"{step:064x}", "episodes": len(rows), **header}, *rows],
+    )
 
 
 @pytest.fixture
@@ -153,7 +156,7 @@ def test_everything_from_outside_is_escaped(folder, offer, tasks):
     task = next(iter(tasks.values()))
     for step in (0, 40):
         row = episode(task, step > 0, answers=(evil, "<b>")) | {"uid": evil, "ending": evil, "labels": {evil: evil}}
-        lines(folder / "eval" / f"step_{step:08d}.jsonl", [{"step": step, "set": evil, "weights_digest": evil}, row])
+        lines(folder / "eval" / f"step_{step:08d}.jsonl", [{"step": step, "set": evil, "weights": evil}, row])
     lines(folder / "events.jsonl", [{"event": evil, "error": {evil: evil}, "time": evil, evil: evil}])
     lines(folder / "metrics.jsonl", [{"step": 1, evil: 2.0, "seconds": {evil: 1.0}}])
     (folder / "summary.json").write_text(json.dumps({"hashes": {evil: evil}, "config": {evil: {evil: [evil]}}}))
