@@ -231,6 +231,30 @@ def test_stale_weights_in_the_engine_stop_the_run(tiny_plain: Path, maze5: Envir
     assert digest(learner.policy.trained) == before, "nothing was updated"
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_one_wrong_token_anywhere_stops_an_update_and_leaves_nothing(
+    tiny_plain: Path, maze5: EnvironmentOffer, tmp_path: Path, steps: int
+) -> None:
+    lora = LORAS["all-linear"]
+    learner, untouched = learner_of(tiny_plain, lora), learner_of(tiny_plain, lora)
+    trajectories = rollout_of(tiny_plain, learner, maze5, tmp_path, lora, 1)
+    batch = batch_of(trajectories, [float(n < 2) for n in range(len(trajectories))])  # with a gradient and without
+    groups = [list(range(n, len(batch.samples), steps)) for n in range(steps)]
+    assert {bool(a) for a in batch.advantages} == {True, False}
+    before = digest(learner.policy.trained)
+    for number in range(0, len(batch.samples), 3):
+        samples = list(batch.samples)
+        wrong = samples[number].sampler_logprobs.copy()
+        wrong[-1] -= 1e-2
+        samples[number] = replace(samples[number], sampler_logprobs=wrong)
+        with pytest.raises(DisagreementError, match=f"trajectory {samples[number].trajectory}, trained token {len(wrong) - 1}"):
+            learner.policy_step(replace(batch, samples=samples), groups, loss=LOSS, lr=lambda _: 1e-3, verify=1e-3)
+    assert digest(learner.policy.trained) == before, "nothing was updated"
+    for one in (learner, untouched):
+        one.policy_step(batch, groups, loss=LOSS, lr=lambda _: 1e-3, verify=1e-3)
+    assert digest(learner.policy.trained) == digest(untouched.policy.trained) != before
+
+
 def test_another_picture_gives_other_logprobs(tiny: Path, maze5: EnvironmentOffer, tmp_path: Path) -> None:
     learner = learner_of(tiny, None)
     batch = batch_of(rollout_of(tiny, learner, maze5, tmp_path, None, 1))

@@ -125,6 +125,7 @@ class Learner:
         Raises:
             DisagreementError: the sampler and the learner differ by more than `verify`; nothing was updated.
         """
+        self.optimizer.zero_grad(set_to_none=True)  # an update that was refused half-way left its gradients
         plans = [self.plan(batch, members, loss) for members in groups]
         gap = Gap()
         self.score_now(plans[1:], gap)
