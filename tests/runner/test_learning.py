@@ -42,5 +42,5 @@ def test_the_quick_example_learns(examples: Path, tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["eval_final"]["total"] == 16 and summary["steps"] == len(records)
     page = (run / "report.html").read_text("utf-8")
-    headers = [json.loads(path.open(encoding="utf-8").readline()) for path in (run / "eval").iterdir()]
+    headers = [read_lines(path)[0] for path in (run / "eval").iterdir()]
     assert len(page) > 50_000 and all(f"<code>{header['weights'][:12]}</code>" in page for header in headers)
