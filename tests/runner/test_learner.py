@@ -242,7 +242,9 @@ def test_one_wrong_token_anywhere_stops_an_update_and_leaves_nothing(
     groups = [list(range(n, len(batch.samples), steps)) for n in range(steps)]
     assert {bool(a) for a in batch.advantages} == {True, False}
     before = digest(learner.policy.trained)
-    for number in range(0, len(batch.samples), 3):
+    places = range(0, len(batch.samples), 5)
+    assert {number % steps for number in places} == set(range(steps)), "one in each optimizer step"
+    for number in places:
         samples = list(batch.samples)
         wrong = samples[number].sampler_logprobs.copy()
         wrong[-1] -= 1e-2
