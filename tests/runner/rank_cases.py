@@ -1,6 +1,7 @@
 """What `test_ranks` runs in processes of its own: each number of ranks is forked from one process that has only imported.
 
 rank_cases.py gradients MODEL FOLDER     the gradient of recorded trajectories, on 1, 2, 3 and 4 ranks
+rank_cases.py unequal MODEL FOLDER       log-probs and steps where every rank has another number of micro-batches
 rank_cases.py elastic MODEL FOLDER       six steps on 1 rank; and on 2, then 1, then 3 ranks, through checkpoints
 rank_cases.py regroup MODEL FOLDER     a state saved by three ranks, and again after each has become another rank
 rank_cases.py failing MODEL FOLDER       three saves on 2 ranks, the second of which fails on rank 1
@@ -13,6 +14,7 @@ import os
 import pickle
 import resource
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +128,29 @@ def gradients(world: World | None, model: str, folder: Path) -> None:
         if world is None or world.rank == 0:
             facts = {"norm": str(norm), "passes": str(len(learner.scorer._batches(plan.spoken.entries)))}
             save_file(found, folder / f"gradient-{ranks}-{name}-{frozen_base}-{parts}.safetensors", facts)
+
+
+def unequal(world: World | None, model: str, folder: Path) -> None:
+    """Give the ranks 0, 1, 2, … and ever more micro-batches to score; then let `Learner` share out steps of unequal length."""
+    assert world is not None
+    batch = batches_of(folder, "all-linear")[0]
+    scorer = make_learner(config_of(model, train=WEIGHTS["all-linear"]), None).scorer
+    longest = max(len(entry.row.ids) for entry in scorer.entries(batch.samples))  # as a budget: one micro-batch a sequence
+    for frozen_base in ("replicate", "shard"):
+        config = config_of(model, train=WEIGHTS["all-linear"], frozen_base=frozen_base, budget=longest)
+        learner = make_learner(config, world)
+        learner.load(folder / "all-linear")
+        entries = learner.scorer.entries(batch.samples)
+        whole = learner.logprobs(batch.samples)
+        for order in (1, -1):
+            count = 2 * [*range(world.size)][::order][world.rank]
+            scores = learner.scorer.logprobs(entries[:count], filler=entries[0], group=world.control)
+            assert len(scores) == count <= len(entries)
+            for entry, score in zip(entries, scores, strict=False):
+                assert torch.allclose(score, whole[entry.uses[0]], atol=1e-6)
+        groups = [list(range(1)), list(range(1, len(batch.samples)))]  # the first leaves all ranks but one without a sequence
+        metrics = learner.policy_step(batch, groups, loss=LOSS, lr=lambda _: LR, verify=None)
+        assert metrics["optim/skipped_steps"] == 0
 
 
 def store_of(run: Path, keep: int) -> CheckpointStore:
@@ -247,9 +272,13 @@ def ranked(size: int, work: Callable[..., None], *arguments: Any) -> None:
             if store is not None:
                 mine = dist.TCPStore("127.0.0.1", store.port, size, is_master=False)
                 world = join(rank, size, 2 if size == 4 else size, mine)
-            work(world, *arguments)
-            if world is not None and dist.is_initialized():
-                dist.destroy_process_group()
+            try:
+                work(world, *arguments)
+                if world is not None and dist.is_initialized():
+                    dist.destroy_process_group()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)  # at once: a fork that unwinds further waits for threads that it does not have
             os._exit(0)
         children.append(child)
     ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
@@ -264,6 +293,9 @@ def main(what: str, model: str, folder: Path) -> None:
     if what == "gradients":
         for size in (1, 2, 3, 4):
             ranked(size, gradients, model, folder)
+    elif what == "unequal":
+        for size in (2, 3):
+            ranked(size, unequal, model, folder)
     elif what == "failing":
         ranked(2, failing, model, folder)
     elif what == "regroup":

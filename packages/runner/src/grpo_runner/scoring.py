@@ -104,9 +104,9 @@ class Scorer:
         if filler is None:
             scores = side_by_side(score, batches)
         else:  # ranks pass together, one micro-batch after the other
-            scores = [score(batch) for batch in batches]
             most = torch.tensor(len(batches))
-            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)  # first: whoever had fewer would wait here for the rest
+            scores = [score(batch) for batch in batches]
             for _ in range(int(most) - len(batches)):
                 self._score([filler], table, entropy=False)
         left = iter(scores)
