@@ -276,7 +276,7 @@ def ranked(size: int, work: Callable[..., None], *arguments: Any) -> None:
                 work(world, *arguments)
                 if world is not None and dist.is_initialized():
                     dist.destroy_process_group()
-            except BaseException:
+            except BaseException:  # noqa: BLE001 — a test process ends here, whatever it was
                 traceback.print_exc()
                 os._exit(1)  # at once: a fork that unwinds further waits for threads that it does not have
             os._exit(0)
