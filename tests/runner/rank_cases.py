@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from grpo_core import group_advantages
+from grpo_runner import scoring
 from grpo_runner.attempts import next_attempt
 from grpo_runner.checkpoints import CheckpointStore
 from grpo_runner.config import Config, config_hash, parse
@@ -109,6 +110,7 @@ def gradient_cases(ranks: int) -> list[tuple[str, str, int]]:
 
 def gradients(world: World | None, model: str, folder: Path) -> None:
     """Write the whole gradient of each case, as rank 0 sees it, with the norm that clipping would use."""
+    scoring.PASS_TOKENS = 1 << 30  # the budgets alone say how many there are
     ranks = 1 if world is None else world.size
     for name, frozen_base, parts in gradient_cases(ranks):
         batch = batches_of(folder, name)[0]

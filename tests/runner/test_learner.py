@@ -19,7 +19,7 @@ from grpo_runner.ledger import Sample, Trajectory, samples_of
 from grpo_runner.pictures import FeatureCache, identify
 from grpo_runner.policy import Lora, Policy, Row, digest, load_processors, save_weights
 from grpo_runner.rollout import Rollouts, RolloutSettings, training_seed
-from grpo_runner.scoring import Entry, Scorer
+from grpo_runner.scoring import PASS_TOKENS, PASSES, Entry, Scorer
 from vismaze_hooks import EnvironmentOffer
 
 LOSS = LossSettings("ppo", 0.2, 0.28, 0.0, 0.0)
@@ -96,6 +96,23 @@ def test_sampler_and_learner_agree_on_every_sampled_token(
     )
     assert gap.largest <= 1e-4
     assert float(metrics["policy/ratio_max"]) == 1.0 and float(metrics["policy/ratio_min"]) == 1.0
+
+
+@pytest.mark.parametrize("copies", [1, 3, 20, 400])
+def test_a_cpu_has_passes_to_share_unless_they_would_be_small(
+    tiny: Path, maze5: EnvironmentOffer, tmp_path: Path, copies: int
+) -> None:
+    learner = learner_of(tiny, LORAS["language"], budget=4000)
+    batch = batch_of(rollout_of(tiny, learner, maze5, tmp_path, LORAS["language"], 1))
+    entries = learner.scorer.entries(batch.samples) * copies
+    passes = learner.scorer._batches(entries)
+    assert sorted(n for members in passes for n in members) == list(range(len(entries)))
+    lengths = [len(entry.row.ids) for entry in entries]
+    padded = [len(members) * max(lengths[n] for n in members) for members in passes]
+    assert max(padded) <= 4000
+    if sum(lengths) >= PASSES * PASS_TOKENS:
+        assert len(passes) >= PASSES
+    assert len(passes) <= 1 + 2 * sum(padded) // PASS_TOKENS
 
 
 def test_the_first_of_several_steps_has_ratio_exactly_one(tiny: Path, maze5: EnvironmentOffer, tmp_path: Path) -> None:

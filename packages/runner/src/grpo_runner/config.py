@@ -100,7 +100,7 @@ class Train(Section):
     weight_decay: Coefficient = Field(0.0, description="AdamW's")
     max_norm: Rate = Field(1.0, description="gradients are clipped to this norm; a non-finite one skips the step")
     minibatches: Positive = Field(1, description="optimizer steps a rollout, each on its own share of the tasks")
-    token_budget: Positive = Field(16_384, description="padded tokens of one forward and backward pass")
+    token_budget: Positive = Field(16_384, description="padded tokens of one forward and backward pass, at most")
     verify: Annotated[float, Field(ge=0)] | Literal["measured"] = Field(
         1e-4,
         description="stop when sampler and learner differ by more on any token's log-prob; 0 does not compare; measured (for "

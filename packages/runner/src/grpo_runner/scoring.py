@@ -15,6 +15,12 @@ from grpo_runner.ledger import Sample
 from grpo_runner.pictures import FeatureCache, FeatureTable, encode_images
 from grpo_runner.policy import Policy, Processors, Row, RowBuilder, collate
 
+SHARES = 4  # passes that a CPU's cores find to share, at least, if each of them has
+PASS_TOKENS = 1280  # padded tokens: smaller passes cost more in all than they gain by running side by side
+
+PASSES = 4  # on a CPU, at least: so that its cores have something to share
+PASS_TOKENS = 1280  # padded, on a CPU: smaller passes cost more in all than they gain by running side by side
+
 Metrics = dict[str, torch.Tensor]
 
 
@@ -48,7 +54,7 @@ class Scorer:
         """
         Args:
             features: where the features of a frozen vision tower are kept.
-            token_budget: padded tokens of one pass.
+            token_budget: padded tokens of one pass, at most; on a CPU passes are smaller where its cores would idle.
             temperature: of the sampler: log-probs are of the distribution that was sampled from.
         """
         self.policy = policy
@@ -163,7 +169,11 @@ class Scorer:
         return metrics, _in_order(batches, scores[: len(batches)])
 
     def _batches(self, entries: Sequence[Entry]) -> list[list[int]]:
-        return token_budget_batches([len(e.row.ids) for e in entries], self._budget, layout="padded")
+        lengths = [len(e.row.ids) for e in entries]
+        budget = self._budget
+        if lengths and self.policy.device.type == "cpu":  # whatever the number of cores, so that no number depends on it
+            budget = min(budget, max(sum(lengths) // SHARES, PASS_TOKENS, *lengths))
+        return token_budget_batches(lengths, budget, layout="padded")
 
     def _table(self, entries: Sequence[Entry]) -> FeatureTable:
         images = {i.sha256: i for e in entries for i in e.sample.images}
