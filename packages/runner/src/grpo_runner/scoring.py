@@ -15,9 +15,6 @@ from grpo_runner.ledger import Sample
 from grpo_runner.pictures import FeatureCache, FeatureTable, encode_images
 from grpo_runner.policy import Policy, Processors, Row, RowBuilder, collate
 
-SHARES = 4  # passes that a CPU's cores find to share, at least, if each of them has
-PASS_TOKENS = 1280  # padded tokens: smaller passes cost more in all than they gain by running side by side
-
 PASSES = 4  # on a CPU, at least: so that its cores have something to share
 PASS_TOKENS = 1280  # padded, on a CPU: smaller passes cost more in all than they gain by running side by side
 
@@ -172,7 +169,7 @@ class Scorer:
         lengths = [len(e.row.ids) for e in entries]
         budget = self._budget
         if lengths and self.policy.device.type == "cpu":  # whatever the number of cores, so that no number depends on it
-            budget = min(budget, max(sum(lengths) // SHARES, PASS_TOKENS, *lengths))
+            budget = min(budget, max(sum(lengths) // PASSES, PASS_TOKENS, *lengths))
         return token_budget_batches(lengths, budget, layout="padded")
 
     def _table(self, entries: Sequence[Entry]) -> FeatureTable:
