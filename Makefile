@@ -1,5 +1,5 @@
 # Two commands: `make demo` and `make test`. Both make their own environment in .venv first and can be interrupted and
-# repeated. PYTHON names the interpreter the environment is made with (3.11 or newer).
+# repeated. PYTHON names the interpreter the environment is made with (3.11 or newer); ARGS are overrides for the demo.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test test-vllm faults soak lint install install-vllm clean
 
 demo: install
-	$(BIN)/grpo-run train examples/maze-tiny.toml
+	$(BIN)/grpo-run train examples/maze-tiny.toml $(ARGS)
 
 # One thread a process: the models of the tests are too small to share, and CI machines are busy.
 test: install lint

@@ -14,9 +14,9 @@ from grpo_runner.runs import read_lines
 
 LEFT = 0.5
 """Failures on training mazes: of the last twenty steps over those of the first five, at most. Where a run starts differs from
-processor to processor, since the warm start is a walk through roundings: seed 0 went from 0.70 to 0.91 solved on one and, at a
-higher rate, from 0.63 to 0.89 on another, 0.3 of the failures both times. A learner that does nothing stays at 1 and one whose
-advantages are shuffled gets above it (benchmarks/learning/shuffled.py)."""
+processor to processor, since the warm start is a walk through roundings: five warm starts that differ in their seed alone go on
+to 0.24, 0.20, 0.29, 0.08 and 0.27 of the failures. A learner that does nothing stays at 1 and one whose advantages are shuffled
+gets above it (benchmarks/learning/shuffled.py)."""
 
 
 def grpo_run(*arguments: str) -> str:
@@ -27,10 +27,9 @@ def grpo_run(*arguments: str) -> str:
 
 @pytest.mark.slow
 def test_the_quick_example_learns(examples: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    said = grpo_run(
-        "train", str(examples / "maze-quick.toml"), f"run.folder={run}", f"model.path={tmp_path / 'model'}"
-    ).splitlines()
+    run, once = tmp_path / "run", tmp_path / "once"
+    command = ["train", str(examples / "maze-quick.toml"), f"model.path={tmp_path / 'model'}"]
+    said = grpo_run(*command, f"run.folder={run}").splitlines()
     assert said[0].startswith("start: ") and said[1].startswith("end: ") and said[2] == f"report: {run / 'report.html'}"
     records = read_lines(run / "metrics.jsonl")
     solved = [record["reward/solved"] for record in records]
@@ -38,7 +37,11 @@ def test_the_quick_example_learns(examples: Path, tmp_path: Path) -> None:
     assert max(record["agreement/logprob_gap_max"] for record in records) <= 1e-4
     spoken = [record for record in records if "policy/ratio_max" in record]  # late, some steps have no mixed group at all
     assert len(spoken) > len(records) / 2
-    assert all(record["policy/ratio_max"] == record["policy/ratio_min"] == 1.0 for record in spoken)
+    assert any(record["policy/ratio_max"] > 1.0 for record in spoken)  # later mini-batches are off-policy
+    assert all(record["policy/ratio_min"] <= 1.0 <= record["policy/ratio_max"] for record in spoken)
+    grpo_run(*command, f"run.folder={once}", "train.minibatches=1", "train.warmup=1", "run.steps=3")
+    for record in read_lines(once / "metrics.jsonl"):
+        assert record["policy/ratio_max"] == record["policy/ratio_min"] == 1.0
     summary = json.loads((run / "summary.json").read_text())
     assert summary["eval_final"]["total"] == 16 and summary["steps"] == len(records)
     page = (run / "report.html").read_text("utf-8")
