@@ -47,6 +47,14 @@ def test_ranks_differ_by_at_most_the_longest_sample(lengths, ranks):
     assert max(loads) - min(loads) <= max(lengths, default=0)
 
 
+@given(lengths=lengths_of, ranks=st.integers(1, 8))
+def test_neighbours_stay_together_and_ranks_are_within_one_sample_of_their_share(lengths, ranks):
+    shares = balance_over_ranks(lengths, ranks, neighbours=True)
+    assert len(shares) == ranks and [p for share in shares for p in share] == list(range(len(lengths)))
+    for share in shares:
+        assert abs(sum(lengths[place] for place in share) * ranks - sum(lengths)) <= max(lengths, default=0) * ranks
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -55,6 +63,8 @@ def test_ranks_differ_by_at_most_the_longest_sample(lengths, ranks):
         (lambda: token_budget_batches([3], 0), "budget: expected a finite number above 0"),
         (lambda: token_budget_batches([3], 8, layout="ragged"), "layout: expected one of packed, padded"),
         (lambda: balance_over_ranks([3], 0), "ranks: expected a finite number above 0"),
+        (lambda: balance_over_ranks([3, -1], 2), "lengths: expected counts of at least 0, got -1 at 1"),
+        (lambda: balance_over_ranks([3, -1], 2, neighbours=True), "lengths: expected counts of at least 0, got -1 at 1"),
     ],
 )
 def test_bad_budgets_are_named(call, message):

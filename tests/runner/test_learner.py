@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 from grpo_core import group_advantages
 from grpo_runner.agreement import DisagreementError, Gap
 from grpo_runner.engine_local import LocalEngine
-from grpo_runner.learner import Batch, Learner, LossSettings
+from grpo_runner.learner import Batch, Learner, LossSettings, share_of
 from grpo_runner.ledger import Sample, Trajectory, samples_of
 from grpo_runner.pictures import FeatureCache, identify
 from grpo_runner.policy import Lora, Policy, Row, digest, load_processors, save_weights
@@ -113,6 +113,19 @@ def test_a_cpu_has_passes_to_share_unless_they_would_be_small(
     if sum(lengths) >= PASSES * PASS_TOKENS:
         assert len(passes) >= PASSES
     assert len(passes) <= 1 + 2 * sum(padded) // PASS_TOKENS
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_share_the_pictures_of_no_more_tasks_than_there_are_borders(
+    tiny: Path, maze5: EnvironmentOffer, tmp_path: Path, ranks: int
+) -> None:
+    learner = learner_of(tiny, LORAS["language"])
+    trajectories = rollout_of(tiny, learner, maze5, tmp_path, LORAS["language"], 1)
+    entries = learner.scorer.entries(batch_of(trajectories).samples)
+    shares = [share_of(entries, rank, ranks).entries for rank in range(ranks)]
+    assert sorted(id(entry) for share in shares for entry in share) == sorted(id(entry) for entry in entries)
+    tasks = [{trajectories[entry.sample.trajectory].task.uid for entry in share} for share in shares]
+    assert sum(len(each) for each in tasks) <= len(set().union(*tasks)) + ranks - 1
 
 
 def test_the_first_of_several_steps_has_ratio_exactly_one(tiny: Path, maze5: EnvironmentOffer, tmp_path: Path) -> None:

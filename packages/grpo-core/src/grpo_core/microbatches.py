@@ -3,6 +3,7 @@
 import bisect
 import heapq
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ._checks import check_choice, check_positive
 
@@ -56,14 +57,32 @@ def _pad_neighbours(lengths: Sequence[int], budget: int, order: Sequence[int]) -
     return batches
 
 
-def balance_over_ranks(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Give every rank about equally many tokens: the longest sample goes to the rank with the fewest so far.
+def balance_over_ranks(lengths: Sequence[int], ranks: int, *, neighbours: bool = False) -> list[list[int]]:
+    """Give every rank about equally many tokens.
 
-    Returns one list of positions in ``lengths`` per rank (Graham 1969: at most 4/3 of the best possible maximum). Ranks
-    may hold different numbers of samples, and of micro-batches: see ``accumulate_gradients``.
+    Args:
+        lengths: tokens of each sample, [samples].
+        neighbours: every rank takes a stretch of the row, within one sample of its fair share, so that what stands
+            together stays together: samples of one task, whose pictures are then encoded on one rank. Otherwise the
+            longest sample goes to the rank with the fewest tokens so far (Graham 1969: at most 4/3 of the best
+            possible maximum).
+
+    Returns:
+        One list of positions in ``lengths`` per rank. Ranks may hold different numbers of samples, and of
+        micro-batches: see ``accumulate_gradients``.
+
+    Raises:
+        ValueError: no rank, or a length below 0.
     """
     check_positive("ranks", ranks)
     shares: list[list[int]] = [[] for _ in range(ranks)]
+    if neighbours:
+        _check(lengths)
+        total, ends = sum(lengths), accumulate(lengths)
+        for sample, (end, tokens) in enumerate(zip(ends, lengths, strict=True)):
+            rank = (2 * end - tokens) * ranks // (2 * total or 1)  # where its middle lies
+            shares[min(rank, ranks - 1)].append(sample)
+        return shares
     load = [(0, 0, rank) for rank in range(ranks)]  # tokens, samples, rank
     for sample in _longest_first(lengths):
         tokens, samples, rank = heapq.heappop(load)
@@ -73,7 +92,11 @@ def balance_over_ranks(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
+    _check(lengths)
+    return sorted(range(len(lengths)), key=lambda sample: (-lengths[sample], sample))
+
+
+def _check(lengths: Sequence[int]) -> None:
     for place, length in enumerate(lengths):
         if length < 0:
             raise ValueError(f"lengths: expected counts of at least 0, got {length} at {place}")
-    return sorted(range(len(lengths)), key=lambda sample: (-lengths[sample], sample))

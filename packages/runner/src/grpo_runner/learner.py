@@ -157,10 +157,7 @@ class Learner:
         return Plan(samples, advantages, kept, step_denominator(float(tokens)), self._share(spoken), self._share(idle))
 
     def _share(self, entries: list[Entry]) -> Share:
-        if self._world is None or not entries:
-            return Share(entries, None)
-        mine = balance_over_ranks([len(e.row.ids) for e in entries], self._world.size)[self._world.rank]
-        return Share([entries[n] for n in mine], replace(entries[0], uses=()))
+        return Share(entries, None) if self._world is None else share_of(entries, self._world.rank, self._world.size)
 
     def score_now(self, plans: Sequence[Plan], gap: Gap) -> None:
         """Leave in each plan the current log-probs of its sequences with a gradient, from the very batches that train them.
@@ -275,6 +272,14 @@ class Learner:
             ValueError: the folder's weights are not those that are trained here.
         """
         read_state(folder, self.policy.trained, self.optimizer, self._group)
+
+
+def share_of(entries: list[Entry], rank: int, ranks: int) -> Share:
+    """Return one rank's part: neighbours, since they are of the same tasks, whose pictures are then encoded on one rank."""
+    if not entries:
+        return Share([], None)
+    mine = balance_over_ranks([len(e.row.ids) for e in entries], ranks, neighbours=True)[rank]
+    return Share([entries[n] for n in mine], replace(entries[0], uses=()))
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
