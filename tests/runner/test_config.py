@@ -58,6 +58,8 @@ def test_defaults_are_filled_in_and_overrides_are_typed(file: Path) -> None:
         ("train.weights=full loss.kl=0.1", "loss.kl needs train.weights = 'lora'"),
         ("loss.estimator=rloo loss.scale=none", "read by loss.estimator = 'grpo' only"),
         ("warm_start.target=0.5", "warm_start needs tasks.tuning"),
+        ("warm_start.max_steps=50 tasks.tuning=other", "warm_start.max_steps: without a target it must be more than the 50"),
+        ("warm_start.habits={random=0.6,greedy=0.5} tasks.tuning=other", "warm_start.habits: the shares add up to more than 1"),
         ("cluster.nodes=2 cluster.min_nodes=3", r"cluster.min_nodes must be at most cluster.nodes \(2\)"),
         ("cluster.kind=ray learner.ranks=2", "set cluster.nodes and cluster.ranks_per_node instead"),
         ("cluster.faults=1:1", "cluster.faults needs cluster.kind = 'ray'"),

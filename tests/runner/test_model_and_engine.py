@@ -10,11 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen3VLForConditionalGeneration
 
+from grpo_runner.base_model import ensure_base
 from grpo_runner.chat import expand, rope_positions
+from grpo_runner.config import ConfigError, parse
 from grpo_runner.engine_local import LocalEngine
 from grpo_runner.pictures import encode, identify
 from grpo_runner.policy import Policy, RowBuilder, collate, load_processors, save_weights
-from vismaze_hooks import Request
+from vismaze_hooks import EnvironmentOffer, Request
 
 
 def picture(seed: int, side: int = 64) -> np.ndarray:
@@ -288,3 +290,26 @@ def test_a_session_that_asks_the_same_again_gets_the_same_answer(tiny_plain: Pat
     asked = [Request(*conversation(tiny_plain, seeds), 7, 4, 1.0, f"s{n}") for n, seeds in enumerate(([1], [2, 3], [4, 5, 6]))]
     first = engine.generate(asked[:1]) + engine.generate(asked[1:])
     assert [c.token_ids for c in engine.generate(asked)] == [c.token_ids for c in first]
+
+
+def test_a_warm_start_without_a_target_takes_all_its_steps(tmp_path: Path, maze5: EnvironmentOffer) -> None:
+    table = {
+        "run": {"folder": str(tmp_path / "run"), "steps": 1},
+        "model": {"path": str(tmp_path / "base"), "tiny": {"vision_depth": 2}},
+        "environment": {"id": "VisMaze-v0", "options": {"size": 5, "cell_px": 8}},
+        "tasks": {"evaluation": "vismaze-5x5", "tuning": "vismaze-5x5"},
+        "warm_start": {"max_steps": 52, "batch": 1, "turns": 1, "check_every": 50, "habits": {"greedy": 0.5}},
+        "rollout": {"tasks": 2, "samples": 2, "history": 0},
+        "train": {"lr": 1e-3},
+        "evaluation": {"every": 1},
+    }
+    said: list[str] = []
+    config = parse(table, "test")
+    record = ensure_base(config, maze5, said.append)
+    assert [look["step"] for look in record["warm_start"]] == [50, 52]
+    assert [look.get("chosen") for look in record["warm_start"]] == [None, True]
+    assert record["recipe"]["warm_start"]["habits"] == {"greedy": 0.5}
+    assert ensure_base(config, maze5, said.append) == record and "is there already" in said[-1]
+    changed = parse({**table, "warm_start": {**table["warm_start"], "habits": {"greedy": 0.4}}}, "test")
+    with pytest.raises(ConfigError, match="made by another recipe"):
+        ensure_base(changed, maze5, said.append)

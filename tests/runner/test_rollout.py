@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import numpy as np
@@ -120,6 +121,25 @@ def test_noise_is_played_and_not_learnt(tiny_plain: Path, maze5: EnvironmentOffe
     assert learnt == sum(len(t.token_ids) for t in turns if t.trained)
     again = rollouts.demonstrate([t.task for t in shown], settings, noise=0.4, seed=1)
     assert [[u.answer for u in t.turns] for t in shown] == [[u.answer for u in t.turns] for t in again]
+
+
+def test_habits_are_shown_and_learnt(tiny_plain: Path, maze5: EnvironmentOffer) -> None:
+    rollouts = rollouts_of(tiny_plain, maze5)
+    draw = maze5.stream(extra_moves=20)
+    settings = RolloutSettings(None, 8, 1.0)
+    tasks = [draw(n) for n in range(60)]
+    plain = rollouts.demonstrate(tasks, settings, seed=1)
+    shown = rollouts.demonstrate(tasks, settings, habits={"random": 0.25, "greedy": 0.25}, seed=1)
+    assert all(turn.trained for t in shown for turn in t.turns)
+    assert fmean(t.moves for t in shown) > fmean(t.moves for t in plain) and any(t.success for t in shown)
+    stops = fmean(t.answer == "<action>stop</action>" for s in shown for t in s.turns)  # a fifth of what random plays
+    assert 0.02 < stops < 0.09
+    assert rollouts.demonstrate(tasks, settings, habits={"random": 0.25, "greedy": 0.25}, seed=1) == shown
+    greedy = rollouts.demonstrate(tasks, settings, habits={"greedy": 1.0}, seed=1)
+    again = [turn.answer for t in greedy for turn in t.turns]
+    assert again != [turn.answer for t in plain for turn in t.turns] and "<action>stop</action>" not in again
+    with pytest.raises(ValueError, match=r"unknown baseline 'greed'.*greedy.*Installed: greedy, random"):
+        rollouts.demonstrate(tasks, settings, habits={"greed": 0.5})
 
 
 def test_an_evaluation_counts_everything(tiny_plain: Path, maze5: EnvironmentOffer) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo_runner.config import Config, ConfigError, WarmStart
+from grpo_core import LRSchedule
+from grpo_runner.config import WARMUP, Config, ConfigError, WarmStart
 from grpo_runner.engine_local import LocalEngine
 from grpo_runner.evaluate import evaluate, outcome
 from grpo_runner.files import replace_folder, write_json
@@ -147,6 +148,8 @@ def _draw(offer: EnvironmentOffer, options: dict[str, Any], seed: int, count: in
 def warm_start(config: Config, offer: EnvironmentOffer, folder: Path, settings: WarmStart, tell: Tell) -> list[dict[str, Any]]:
     """Imitate the solver in the folder's model until the tuning set is solved to the target; keeps the nearest state.
 
+    Without a target it imitates for `max_steps` steps, its learning rate falling to 0, and keeps the last state.
+
     Returns:
         The looks at the tuning set: [{"step", "turns", "loss", "rate"}, …].
 
@@ -165,13 +168,20 @@ def warm_start(config: Config, offer: EnvironmentOffer, folder: Path, settings: 
     tuning = offer.fixed_sets[config.tasks.tuning]()
     looks: list[dict[str, Any]] = []
     turns, before = 0, None
+    target = settings.target
+    schedule = LRSchedule(
+        settings.lr, "cosine" if target is None else "constant", total_steps=settings.max_steps, warmup_steps=WARMUP
+    )
     for step in range(settings.max_steps):
         tasks = _draw(offer, settings.stream, settings.seed, settings.batch, step)
-        episodes = rollouts.demonstrate(tasks, play, turns=settings.turns, noise=settings.noise, seed=settings.seed)
+        episodes = rollouts.demonstrate(
+            tasks, play, turns=settings.turns, noise=settings.noise, habits=settings.habits, seed=settings.seed
+        )
         samples = [s for number, episode in enumerate(episodes) for s in samples_of(number, episode)]
         turns += sum(e.moves for e in episodes)
-        metrics = imitation.step(samples, lr=settings.lr * min(1.0, (step + 1) / 50))
-        if (step + 1) % settings.check_every:
+        metrics = imitation.step(samples, lr=schedule.lr_at(step))
+        last = step + 1 == settings.max_steps
+        if (step + 1) % settings.check_every and not (last and target is None):
             continue
         with replace_folder(folder.with_name("warm")) as temporary:
             save_weights(policy, temporary)
@@ -181,18 +191,19 @@ def warm_start(config: Config, offer: EnvironmentOffer, folder: Path, settings: 
         tell(
             f"warm start: step {step + 1}, {turns:,} turns, loss {metrics['sft/loss']:.3f}, solves {rate:.1%} of the tuning set"
         )
-        if rate >= settings.target:
-            overshoots = before is not None and settings.target - looks[-2]["rate"] < rate - settings.target
-            chosen = before if overshoots and before is not None else _copy(policy)
-            looks[-2 if overshoots else -1]["chosen"] = True
-            _restore(policy, chosen)
+        if last if target is None else rate >= target:
+            if target is not None and before is not None and target - looks[-2]["rate"] < rate - target:
+                _restore(policy, before)
+                looks[-2]["chosen"] = True
+            else:
+                looks[-1]["chosen"] = True
             policy.core.save_pretrained(folder)
             _remove(folder.with_name("warm"))
             return looks
         before = _copy(policy)
     raise ConfigError(
         f"the warm start solved at most {max(look['rate'] for look in looks):.1%} of {config.tasks.tuning} in "
-        f"{settings.max_steps} steps; the target is {settings.target:.1%}. Raise warm_start.max_steps or change its stream"
+        f"{settings.max_steps} steps; the target is {target:.1%}. Raise warm_start.max_steps or change its stream"
     )
 
 

@@ -22,6 +22,10 @@ Rate = Annotated[float, Field(gt=0)]
 Coefficient = Annotated[float, Field(ge=0)]
 
 
+WARMUP = 50
+"""Steps over which the learning rate of a warm start rises."""
+
+
 class ConfigError(ValueError):
     """The configuration cannot be used; the message names the key, what was expected and the nearest known name."""
 
@@ -57,15 +61,22 @@ class Tasks(Section):
 
 
 class WarmStart(Section):
-    target: Share = Field(description="stop at this greedy solve rate on the tuning set")
+    target: Share | None = Field(
+        None,
+        description="stop at this greedy solve rate on the tuning set; without it lr falls to 0 over max_steps, where it ends",
+    )
     stream: dict[str, Any] = Field(default_factory=dict, description="options of the demonstrations' stream")
     seed: int = Field(0, description="of the model's initialisation and of the demonstrations; run seeds share one base")
     batch: Positive = Field(64, description="demonstrations a step")
     turns: Positive | None = Field(None, description="turns of a demonstration that are learnt, from a random one on")
     noise: Share = Field(0.0, description="share of turns in which a random word is played, and not learnt")
-    lr: Rate = Field(1e-3, description="peak learning rate, after 50 steps of warm-up")
+    habits: dict[str, Share] = Field(
+        default_factory=dict,
+        description="share of turns in which a baseline's answer is shown, and learnt, instead of the solver's",
+    )
+    lr: Rate = Field(1e-3, description=f"peak learning rate, after {WARMUP} steps of warm-up")
     check_every: Positive = Field(50, description="steps between two looks at the tuning set")
-    max_steps: Positive = Field(2000, description="give up, with an error, when the target was not reached by then")
+    max_steps: Positive = Field(2000, description="end there; with an error, when a target was not reached")
 
 
 class Rollout(Section):
@@ -133,13 +144,18 @@ class Cluster(Section):
     cpus: Rate = Field(1, description="CPUs that Ray sets aside for a rank")
     gpus: Annotated[float, Field(ge=0)] = Field(0, description="GPUs that Ray sets aside for a rank: 1 where there are some")
     wait: Coefficient = Field(600.0, description="seconds to wait for the machines at the start, or for a replacement")
-    silence: Rate = Field(10.0, description="seconds without a sign of life after which a rank counts as lost")
-    deadlines: dict[Literal["start", "rollout", "update", "publish", "checkpoint", "leave"], Rate] = Field(
-        default_factory=dict, description="longest seconds of one call by phase, where the defaults do not fit; later is a hang"
+    deadlines: dict[Literal["silence", "start", "rollout", "update", "publish", "checkpoint", "leave"], Rate] = Field(
+        default_factory=dict,
+        description="longest seconds without a sign of life (silence), or of one call by phase, where the defaults do not fit",
     )
     faults: str | tuple[dict[str, Any], ...] = Field(
         "", description="a drill: seed:count, or a list of tables (step, phase, rank, kind); without it nothing happens"
     )
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of life after which a rank counts as lost."""
+        return self.deadlines.get("silence", 10.0)
 
 
 class Evaluation(Section):
@@ -179,6 +195,10 @@ class Config(Section):
     def _fits_together(self) -> Config:
         if self.warm_start is not None and self.tasks.tuning is None:
             raise ValueError("warm_start needs tasks.tuning, the set that it is calibrated on")
+        if self.warm_start is not None and sum(self.warm_start.habits.values()) > 1:
+            raise ValueError("warm_start.habits: the shares add up to more than 1, which is all turns")
+        if self.warm_start is not None and self.warm_start.target is None and self.warm_start.max_steps <= WARMUP:
+            raise ValueError(f"warm_start.max_steps: without a target it must be more than the {WARMUP} steps of warm-up")
         if self.loss.scale != "std" and self.loss.estimator != "grpo":
             raise ValueError(f"loss.scale = {self.loss.scale!r} is read by loss.estimator = 'grpo' only; remove one of them")
         if self.train.weights == "full" and self.loss.kl > 0:

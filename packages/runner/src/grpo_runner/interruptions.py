@@ -14,7 +14,7 @@ class Cause(StrEnum):
     """How it was found out that a rank is lost."""
 
     DIED = "died"  # its process is gone
-    SILENT = "silent"  # no sign of life for `cluster.silence` seconds
+    SILENT = "silent"  # no sign of life for as long as `cluster.deadlines` allows
     HUNG = "hung"  # alive, but a call took longer than its phase may
     FAILED = "failed"  # alive, and it raised what no other rank raised: a broken device, a broken connection
 

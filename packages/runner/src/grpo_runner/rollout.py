@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from grpo_runner.chat import Chat, Vocabulary
 from grpo_runner.ledger import Trajectory, Turn
 from grpo_runner.pictures import identify
 from grpo_runner.seeds import derive_seed, uniform
-from vismaze_hooks import Completion, Ending, Engine, EnvironmentOffer, Follow, Image, Request, StreamingEngine, Task
+from vismaze_hooks import Completion, Ending, Engine, EnvironmentOffer, Follow, Image, Request, StreamingEngine, Task, pick
 from vismaze_hooks.answers import tagged
 from vismaze_hooks.text import TextEnvironment, make_text_environment
 
@@ -25,6 +25,10 @@ class RolloutSettings:
     history: int | None  # past turns in the prompt; None: all of them
     max_new_tokens: int  # a turn
     temperature: float  # 0.0: greedy
+
+
+Baseline = Callable[[Any, np.random.Generator], int]
+"""Who plays without a model: (unwrapped environment, random draws) -> action."""
 
 
 @dataclass
@@ -115,7 +119,14 @@ class Rollouts:
         return [_finish(e) for e in episodes]
 
     def demonstrate(
-        self, tasks: Sequence[Task], settings: RolloutSettings, *, turns: int | None = None, noise: float = 0.0, seed: int = 0
+        self,
+        tasks: Sequence[Task],
+        settings: RolloutSettings,
+        *,
+        turns: int | None = None,
+        noise: float = 0.0,
+        habits: Mapping[str, float] | None = None,
+        seed: int = 0,
     ) -> list[Trajectory]:
         """Play every task as the offer's solver does, in the words and ids that the model would use.
 
@@ -125,19 +136,22 @@ class Rollouts:
             noise: share of turns in which a random word is played instead and not trained on. The solver goes on from
                 where that leads, so the demonstrations hold the states that mistakes lead to, and the last answer does
                 not give away the next one (Laskey et al. 2017, DART).
+            habits: baseline of the offer -> share of turns in which its answer is shown, and trained on, instead of the
+                solver's. A policy that imitates the mixture knows more ways than the one that it takes by itself.
             seed: of noise and choice.
 
         Raises:
-            ValueError: the environment offers no solver.
+            ValueError: the environment offers no solver, or no baseline of such a name.
         """
         if self._offer.solver is None:
             raise ValueError(f"environment {self._offer.id} offers no solver, so there are no demonstrations to learn from")
+        others = [(pick("baseline", name, self._offer.baselines), share) for name, share in (habits or {}).items()]
         episodes = [self._begin(task, 0) for task in tasks]
         for episode in episodes:
             while episode.ending is Ending.RUNNING:
                 draw = derive_seed(seed, "noise", episode.task.uid, len(episode.turns))
                 noisy = uniform(draw, 0) < noise
-                action = int(uniform(draw, 1) * len(self._offer.words)) if noisy else self._next_action(episode)
+                action = int(uniform(draw, 1) * len(self._offer.words)) if noisy else self._shown_action(episode, others, draw)
                 self._advance(episode, self._request(episode, settings, 0), self._written(action), trained=not noisy)
             self._idle.append(episode.env)
             if turns is not None:
@@ -176,7 +190,12 @@ class Rollouts:
             request = self._request(episode, settings, 0)
             episode.turns.append(replace(turn, prompt_ids=request.prompt_ids, images=request.images))
 
-    def _next_action(self, episode: _Episode) -> int:
+    def _shown_action(self, episode: _Episode, others: Sequence[tuple[Baseline, float]], draw: int) -> int:
+        left = uniform(draw, 2)
+        for baseline, share in others:
+            if left < share:
+                return baseline(episode.env.unwrapped, np.random.default_rng(draw))
+            left -= share
         assert self._offer.solver is not None
         return self._offer.solver(episode.env.unwrapped)[0]
 

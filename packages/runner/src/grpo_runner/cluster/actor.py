@@ -30,7 +30,7 @@ from grpo_runner.rollout import Rollouts, RolloutSettings
 from grpo_runner.session import find_environment, make_engine
 from vismaze_hooks import Completion, CountingEngine, Engine, ReleasingEngine, Request, Task, load_plugins
 
-LEASE = 6  # times `cluster.silence`: a process that nobody has asked for so long ends itself, as its supervisor has given it up
+LEASE = 6  # times the silence: a process that nobody has asked for so long ends itself, as its supervisor has given it up
 
 
 class Abandoned(RuntimeError):
