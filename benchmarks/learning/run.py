@@ -125,7 +125,7 @@ def draw(runs: list[Path], control: Path | None, title: str, file: Path) -> None
     for axis in (fixed, training):
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
-    fixed.legend(loc="center right", fontsize=8)
+    fixed.legend(loc="lower right", fontsize=8)
     figure.tight_layout()
     figure.savefig(file, dpi=110)
 
