@@ -40,6 +40,7 @@ def test_defaults_are_filled_in_and_overrides_are_typed(file: Path) -> None:
     assert config.train.lr == 3e-4 and config.run.folder == "elsewhere"
     assert config.environment.options == {"size": 9} and config.rollout.history == 1
     assert config.loss.clip_high == 0.28 and load(file).rollout.history == "full"
+    assert config.cluster.silence == 10.0 and load(file, ["cluster.deadlines.silence=3"]).cluster.silence == 3.0
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,11 @@ def test_defaults_are_filled_in_and_overrides_are_typed(file: Path) -> None:
         ("train.weights=full loss.kl=0.1", "loss.kl needs train.weights = 'lora'"),
         ("loss.estimator=rloo loss.scale=none", "read by loss.estimator = 'grpo' only"),
         ("warm_start.target=0.5", "warm_start needs tasks.tuning"),
-        ("warm_start.max_steps=50 tasks.tuning=other", "warm_start.max_steps: without a target it must be more than the 50"),
-        ("warm_start.habits={random=0.6,greedy=0.5} tasks.tuning=other", "warm_start.habits: the shares add up to more than 1"),
+        ("warm_start.max_steps=50 tasks.tuning=other", "warm_start: max_steps must be more than the 50 steps"),
+        (
+            "warm_start.habits={random=0.6,greedy=0.5} tasks.tuning=other",
+            "warm_start: the shares of habits add up to more than 1",
+        ),
         ("cluster.nodes=2 cluster.min_nodes=3", r"cluster.min_nodes must be at most cluster.nodes \(2\)"),
         ("cluster.kind=ray learner.ranks=2", "set cluster.nodes and cluster.ranks_per_node instead"),
         ("cluster.faults=1:1", "cluster.faults needs cluster.kind = 'ray'"),

@@ -14,6 +14,7 @@ from grpo_runner.base_model import ensure_base
 from grpo_runner.chat import expand, rope_positions
 from grpo_runner.config import ConfigError, parse
 from grpo_runner.engine_local import LocalEngine
+from grpo_runner.imitation import Imitation
 from grpo_runner.pictures import encode, identify
 from grpo_runner.policy import Policy, RowBuilder, collate, load_processors, save_weights
 from vismaze_hooks import EnvironmentOffer, Request
@@ -292,7 +293,12 @@ def test_a_session_that_asks_the_same_again_gets_the_same_answer(tiny_plain: Pat
     assert [c.token_ids for c in engine.generate(asked)] == [c.token_ids for c in first]
 
 
-def test_a_warm_start_without_a_target_takes_all_its_steps(tmp_path: Path, maze5: EnvironmentOffer) -> None:
+def test_a_warm_start_without_a_target_takes_all_its_steps(
+    tmp_path: Path, maze5: EnvironmentOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    step = Imitation.step
+    monkeypatch.setattr(Imitation, "step", lambda self, samples, *, lr: (rates.append(lr), step(self, samples, lr=lr))[1])
     table = {
         "run": {"folder": str(tmp_path / "run"), "steps": 1},
         "model": {"path": str(tmp_path / "base"), "tiny": {"vision_depth": 2}},
@@ -306,6 +312,7 @@ def test_a_warm_start_without_a_target_takes_all_its_steps(tmp_path: Path, maze5
     said: list[str] = []
     config = parse(table, "test")
     record = ensure_base(config, maze5, said.append)
+    assert (rates[0], rates[49], rates[50], rates[-1]) == (2e-5, 1e-3, 1e-3, 0.0) and len(rates) == 52
     assert [look["step"] for look in record["warm_start"]] == [50, 52]
     assert [look.get("chosen") for look in record["warm_start"]] == [None, True]
     assert record["recipe"]["warm_start"]["habits"] == {"greedy": 0.5}

@@ -5,6 +5,7 @@ from vismaze_hooks.markers import PROJECT, hookimpl, hookspec
 from vismaze_hooks.names import UnknownNameError, pick
 from vismaze_hooks.plugins import DuplicateNameError, Plugins, PluginWarning, Problem, load_plugins
 from vismaze_hooks.records import (
+    Baseline,
     CheckpointBackend,
     Completion,
     CountingEngine,
@@ -26,6 +27,7 @@ from vismaze_hooks.rewards import RewardChoice, RewardParts, RewardSum, make_rew
 
 __all__ = (
     "PROJECT",
+    "Baseline",
     "CheckpointBackend",
     "Completion",
     "CountingEngine",

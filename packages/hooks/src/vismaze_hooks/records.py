@@ -53,6 +53,10 @@ Reward = Callable[[Transition], "float | None"]
 """A pure function of one transition. None leaves the whole sample out: of the group's mean, of the loss and its count."""
 
 
+Baseline = Callable[[Any, "np.random.Generator"], int]
+"""Plays without a model: (unwrapped environment, random draws) -> action."""
+
+
 @dataclass(frozen=True)
 class Observation:
     """How a state is shown: a Gymnasium space and a pure function from state to a fresh array."""
@@ -79,7 +83,7 @@ class EnvironmentOffer:
     """`stream(**options)` gives `draw(seed) -> Task`, a pure function of a 64-bit seed that avoids every fixed set."""
     fixed_sets: Mapping[str, Callable[[], tuple[Task, ...]]] = field(default_factory=dict)
     solver: Callable[[Any], Sequence[int]] | None = None  # unwrapped environment -> actions from its state to success
-    baselines: Mapping[str, Callable[[Any, np.random.Generator], int]] = field(default_factory=dict)
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)  # to compare with, and to imitate
     parse: Callable[[str, Sequence[str]], int | None] | None = None  # answer, words -> action; None: the tag grammar
     answer: Callable[[str], str] | None = None  # word -> a well-formed answer; None: `<action>word</action>`
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -168,10 +169,8 @@ def warm_start(config: Config, offer: EnvironmentOffer, folder: Path, settings: 
     tuning = offer.fixed_sets[config.tasks.tuning]()
     looks: list[dict[str, Any]] = []
     turns, before = 0, None
-    target = settings.target
-    schedule = LRSchedule(
-        settings.lr, "cosine" if target is None else "constant", total_steps=settings.max_steps, warmup_steps=WARMUP
-    )
+    kind, target = ("cosine", math.inf) if settings.target is None else ("constant", settings.target)
+    schedule = LRSchedule(settings.lr, kind, total_steps=settings.max_steps, warmup_steps=WARMUP)
     for step in range(settings.max_steps):
         tasks = _draw(offer, settings.stream, settings.seed, settings.batch, step)
         episodes = rollouts.demonstrate(
@@ -180,8 +179,8 @@ def warm_start(config: Config, offer: EnvironmentOffer, folder: Path, settings: 
         samples = [s for number, episode in enumerate(episodes) for s in samples_of(number, episode)]
         turns += sum(e.moves for e in episodes)
         metrics = imitation.step(samples, lr=schedule.lr_at(step))
-        last = step + 1 == settings.max_steps
-        if (step + 1) % settings.check_every and not (last and target is None):
+        ends = settings.target is None and step + 1 == settings.max_steps
+        if (step + 1) % settings.check_every and not ends:
             continue
         with replace_folder(folder.with_name("warm")) as temporary:
             save_weights(policy, temporary)
@@ -191,8 +190,8 @@ def warm_start(config: Config, offer: EnvironmentOffer, folder: Path, settings: 
         tell(
             f"warm start: step {step + 1}, {turns:,} turns, loss {metrics['sft/loss']:.3f}, solves {rate:.1%} of the tuning set"
         )
-        if last if target is None else rate >= target:
-            if target is not None and before is not None and target - looks[-2]["rate"] < rate - target:
+        if ends or rate >= target:
+            if before is not None and target - looks[-2]["rate"] < rate - target:
                 _restore(policy, before)
                 looks[-2]["chosen"] = True
             else:

@@ -72,11 +72,19 @@ class WarmStart(Section):
     noise: Share = Field(0.0, description="share of turns in which a random word is played, and not learnt")
     habits: dict[str, Share] = Field(
         default_factory=dict,
-        description="share of turns in which a baseline's answer is shown, and learnt, instead of the solver's",
+        description="share of the turns without noise in which a baseline's answer is shown, and learnt, not the solver's",
     )
     lr: Rate = Field(1e-3, description=f"peak learning rate, after {WARMUP} steps of warm-up")
     check_every: Positive = Field(50, description="steps between two looks at the tuning set")
     max_steps: Positive = Field(2000, description="end there; with an error, when a target was not reached")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> WarmStart:
+        if sum(self.habits.values()) > 1:
+            raise ValueError("the shares of habits add up to more than 1, which is all turns")
+        if self.target is None and self.max_steps <= WARMUP:
+            raise ValueError(f"max_steps must be more than the {WARMUP} steps of warm-up where no target ends it")
+        return self
 
 
 class Rollout(Section):
@@ -195,10 +203,6 @@ class Config(Section):
     def _fits_together(self) -> Config:
         if self.warm_start is not None and self.tasks.tuning is None:
             raise ValueError("warm_start needs tasks.tuning, the set that it is calibrated on")
-        if self.warm_start is not None and sum(self.warm_start.habits.values()) > 1:
-            raise ValueError("warm_start.habits: the shares add up to more than 1, which is all turns")
-        if self.warm_start is not None and self.warm_start.target is None and self.warm_start.max_steps <= WARMUP:
-            raise ValueError(f"warm_start.max_steps: without a target it must be more than the {WARMUP} steps of warm-up")
         if self.loss.scale != "std" and self.loss.estimator != "grpo":
             raise ValueError(f"loss.scale = {self.loss.scale!r} is read by loss.estimator = 'grpo' only; remove one of them")
         if self.train.weights == "full" and self.loss.kl > 0:

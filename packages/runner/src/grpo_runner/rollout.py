@@ -13,7 +13,19 @@ from grpo_runner.chat import Chat, Vocabulary
 from grpo_runner.ledger import Trajectory, Turn
 from grpo_runner.pictures import identify
 from grpo_runner.seeds import derive_seed, uniform
-from vismaze_hooks import Completion, Ending, Engine, EnvironmentOffer, Follow, Image, Request, StreamingEngine, Task, pick
+from vismaze_hooks import (
+    Baseline,
+    Completion,
+    Ending,
+    Engine,
+    EnvironmentOffer,
+    Follow,
+    Image,
+    Request,
+    StreamingEngine,
+    Task,
+    pick,
+)
 from vismaze_hooks.answers import tagged
 from vismaze_hooks.text import TextEnvironment, make_text_environment
 
@@ -25,10 +37,6 @@ class RolloutSettings:
     history: int | None  # past turns in the prompt; None: all of them
     max_new_tokens: int  # a turn
     temperature: float  # 0.0: greedy
-
-
-Baseline = Callable[[Any, np.random.Generator], int]
-"""Who plays without a model: (unwrapped environment, random draws) -> action."""
 
 
 @dataclass
@@ -136,8 +144,8 @@ class Rollouts:
             noise: share of turns in which a random word is played instead and not trained on. The solver goes on from
                 where that leads, so the demonstrations hold the states that mistakes lead to, and the last answer does
                 not give away the next one (Laskey et al. 2017, DART).
-            habits: baseline of the offer -> share of turns in which its answer is shown, and trained on, instead of the
-                solver's. A policy that imitates the mixture knows more ways than the one that it takes by itself.
+            habits: baseline of the offer -> share of the turns without noise in which its answer is shown, and trained on,
+                instead of the solver's. A policy that imitates the mixture knows more ways than it takes greedily.
             seed: of noise and choice.
 
         Raises:
