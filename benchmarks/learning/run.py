@@ -59,9 +59,14 @@ def main() -> None:
         print_table(label, [result[folder.name] for folder in folders])
 
 
+def evaluations(run: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Return header and rows of each evaluation of a run, by step."""
+    return [found for path in sorted((run / "eval").glob("step_*.jsonl")) if (found := read_evaluation(path))]
+
+
 def ends(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of the first and of the last evaluation."""
-    first, *_, last = (read_evaluation(path)[1] for path in sorted((run / "eval").glob("step_*.jsonl")))
+    (_, first), *_, (_, last) = evaluations(run)
     return first, last
 
 
@@ -109,8 +114,8 @@ def draw(runs: list[Path], control: Path | None, title: str, file: Path) -> None
     figure, (fixed, training) = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
     for number, run in enumerate([*runs, control] if control else runs):
         label, colour = (f"seed {number}", f"C{number}") if run is not control else ("shuffled advantages", "grey")
-        found = [read_evaluation(path) for path in sorted((run / "eval").glob("step_*.jsonl"))]
-        steps = [header["step"] for header, _ in found if header]
+        found = evaluations(run)
+        steps = [header["step"] for header, _ in found]
         results = [outcome(rows) for _, rows in found]
         fixed.plot(steps, [r.rate for r in results], marker="o", color=colour, label=label)
         fixed.fill_between(steps, *zip(*(r.interval for r in results), strict=True), color=colour, alpha=0.12, lw=0)

@@ -83,6 +83,8 @@ def test_an_unknown_name_lists_what_is_there_and_suggests_the_nearest(plugins):
 def test_wrong_options_name_the_owner(plugins):
     with pytest.raises(ValueError, match=r"reward 'sparse' \(from plugin 'vismaze-hooks'\) refused its options"):
         plugins.create("reward", "sparse", {"scale": 3})
+    with pytest.raises(ValueError, match=r"refused its options .*'rimm'\. Did you mean 'rim'\? Options: .*theme.*\.$"):
+        plugins.create("observation", "rgb", {"rimm": False})
 
 
 def test_a_local_file_is_a_plugin_in_three_lines(tmp_path: Path, install):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import logging
 import sys
 import traceback
@@ -20,7 +21,7 @@ import pluggy
 
 from vismaze_hooks import specs
 from vismaze_hooks.markers import PROJECT
-from vismaze_hooks.names import pick
+from vismaze_hooks.names import nearest, pick
 
 OFFERS = {
     "environment": "vismaze_environments",
@@ -76,15 +77,19 @@ class Plugins:
 
         Raises:
             UnknownNameError: nothing of this kind has this name; lists what is installed and suggests the nearest.
-            ValueError: the factory does not take these options; names the owner.
+            ValueError: the factory does not take these options; names the owner and lists the options; suggests the nearest.
         """
         broken = "".join(f" Plugin {p.plugin!r} could not be loaded: {p.error}." for p in self.problems)
         factory = pick(kind, name, self.offers[kind], broken)
         try:
             return factory(**(options or {}))
         except TypeError as error:
-            owner = self.owners[kind, name]
-            raise ValueError(f"{kind} {name!r} (from plugin {owner!r}) refused its options {options}: {error}") from error
+            owner, known = self.owners[kind, name], list(inspect.signature(factory).parameters)
+            hint = "".join(nearest(option, known) for option in options or {} if option not in known)
+            raise ValueError(
+                f"{kind} {name!r} (from plugin {owner!r}) refused its options {options}: {error}.{hint}"
+                f" Options: {', '.join(known) or 'none'}."
+            ) from error
 
     def emit(self, event: str, **arguments: Any) -> list[Problem]:
         """Tell every listener; one that fails is logged with its traceback and counted, and the run goes on."""
