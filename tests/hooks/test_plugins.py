@@ -6,6 +6,7 @@ import logging
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from vismaze_hooks import DuplicateNameError, PluginWarning, UnknownNameError, load_plugins
@@ -85,6 +86,29 @@ def test_wrong_options_name_the_owner(plugins):
         plugins.create("reward", "sparse", {"scale": 3})
     with pytest.raises(ValueError, match=r"refused its options .*'rimm'\. Did you mean 'rim'\? Options: .*theme.*\.$"):
         plugins.create("observation", "rgb", {"rimm": False})
+    with pytest.raises(
+        ValueError, match=r"backend 'local' .* unexpected keyword argument 'windth'$"
+    ):  # its factory takes any name
+        plugins.create("checkpoint backend", "local", {"windth": 1})
+
+
+@pytest.mark.parametrize(
+    ("id", "wrong", "right"),
+    [
+        ("VisMaze-v0", "siz", "size"),
+        ("VisMaze-v0", "cel_px", "cell_px"),
+        ("VisMaze-VisGymEasy-v0", "observations", "observation"),
+        ("FirstPersonMaze-v0", "heigth", "height"),
+        ("Jigsaw-v0", "lines", "line"),
+        ("Klotski-v0", "cell_pix", "cell_px"),
+        ("Matchstick-v0", "units", "unit"),
+    ],
+)
+def test_an_option_of_the_picture_is_suggested_as_one_of_the_level_is(plugins, id, wrong, right):
+    with pytest.raises(ValueError, match=f"unknown option '{wrong}'. Did you mean '{right}'"):
+        plugins.create("environment", id, {wrong: 1})
+    with pytest.raises(ValueError, match=f"unknown option '{wrong}'. Did you mean '{right}'"):
+        gymnasium.make(id, **{wrong: 1})
 
 
 def test_a_local_file_is_a_plugin_in_three_lines(tmp_path: Path, install):

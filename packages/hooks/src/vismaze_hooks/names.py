@@ -1,6 +1,6 @@
 """Choosing by name, with an error that helps."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -31,14 +31,17 @@ def pick(kind: str, name: str, known: Mapping[str, T], note: str = "") -> T:
     raise UnknownNameError(f"unknown {kind} {name!r}.{nearest(name, list(known))} Installed: {listed}.{note}")
 
 
-def record_of(kind: type[T], options: Mapping[str, Any]) -> T:
+def record_of(kind: type[T], options: Mapping[str, Any], *, beside: Collection[str] = ()) -> T:
     """Return the dataclass `kind` made of options.
 
+    Args:
+        beside: options that may be there too and are somebody else's to read.
+
     Raises:
-        ValueError: an option that it has no field for; lists the fields and suggests the nearest.
+        ValueError: an option that neither it has a field for nor is beside it; lists them all and suggests the nearest.
     """
-    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    known = [*(f.name for f in fields(kind)), *beside]  # type: ignore[arg-type]
     for name in options:
         if name not in known:
             raise ValueError(f"unknown option {name!r}.{nearest(name, known)} Options: {', '.join(known)}.")
-    return kind(**options)
+    return kind(**{name: value for name, value in options.items() if name not in beside})

@@ -77,19 +77,16 @@ class Plugins:
 
         Raises:
             UnknownNameError: nothing of this kind has this name; lists what is installed and suggests the nearest.
-            ValueError: the factory does not take these options; names the owner and lists the options; suggests the nearest.
+            ValueError: the factory does not take these options; names the owner, and what it would take where its signature
+                says so.
         """
         broken = "".join(f" Plugin {p.plugin!r} could not be loaded: {p.error}." for p in self.problems)
         factory = pick(kind, name, self.offers[kind], broken)
         try:
             return factory(**(options or {}))
         except TypeError as error:
-            owner, known = self.owners[kind, name], list(inspect.signature(factory).parameters)
-            hint = "".join(nearest(option, known) for option in options or {} if option not in known)
-            raise ValueError(
-                f"{kind} {name!r} (from plugin {owner!r}) refused its options {options}: {error}.{hint}"
-                f" Options: {', '.join(known) or 'none'}."
-            ) from error
+            refused = f"{kind} {name!r} (from plugin {self.owners[kind, name]!r}) refused its options {options}: {error}"
+            raise ValueError(refused + _options_of(factory, options or {})) from error
 
     def emit(self, event: str, **arguments: Any) -> list[Problem]:
         """Tell every listener; one that fails is logged with its traceback and counted, and the run goes on."""
@@ -103,6 +100,15 @@ class Plugins:
                 log.error("plugin %r failed in %s", name, event, exc_info=error)
                 failed.append(Problem(name, self.origins.get(name, "?"), last_line(error)))
         return failed
+
+
+def _options_of(factory: Callable[..., Any], given: Mapping[str, Any]) -> str:
+    """Return the end of an error: what is nearest to a wrong name, and the options; empty for a factory that takes any name."""
+    parameters = inspect.signature(factory).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return ""
+    hint = "".join(nearest(option, list(parameters)) for option in given if option not in parameters)
+    return f".{hint} Options: {', '.join(parameters) or 'none'}."
 
 
 def load_plugins(local: Sequence[str] = (), *, folder: Path | None = None) -> Plugins:

@@ -12,6 +12,8 @@ from mazeenv.registry import make_generator
 from vismaze_hooks.integers import mix64
 from vismaze_hooks.names import record_of
 
+VIEW_OPTIONS = ("observation", "observation_options", "reward", "cell_px", "theme", "render_mode")
+
 
 @dataclass(frozen=True)
 class MazeConfig:
@@ -30,12 +32,12 @@ class MazeConfig:
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> MazeConfig:
-        """Read options.
+        """Read options; those of the view, which no maze depends on, are left out.
 
         Raises:
             ValueError: an unknown option (the nearest is suggested), or a value out of range.
         """
-        return record_of(MazeConfig, options)
+        return record_of(MazeConfig, options, beside=VIEW_OPTIONS)
 
     def __post_init__(self) -> None:
         if not isinstance(self.stop_required, bool):

@@ -14,7 +14,6 @@ from vismaze_hooks import EnvironmentOffer, pick
 ID = "VisMaze-v0"
 EASY = "VisMaze-VisGymEasy-v0"
 HARD = "VisMaze-VisGymHard-v0"
-VIEW_OPTIONS = ("observation", "observation_options", "reward", "cell_px", "theme", "render_mode")
 VISGYM = {"ends": "corners", "stop_required": True, "cell_px": 25, "theme": "visgym"}
 
 
@@ -29,7 +28,7 @@ def maze_offer(id: str = ID, *, grammar: str = "tags", **options: Any) -> Enviro
     Raises:
         ValueError: an unknown option, or one out of range.
     """
-    config = MazeConfig.of({name: value for name, value in options.items() if name not in VIEW_OPTIONS})
+    config = MazeConfig.of(options)
     written = pick("grammar", grammar, GRAMMARS)
     most = float("inf") if config.max_moves is None else config.max_moves - config.stop_required
     names = [name for name, entry in fixed.SETS.items() if entry.size == config.sides and entry.longest <= most]

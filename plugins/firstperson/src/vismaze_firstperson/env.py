@@ -10,6 +10,8 @@ from vismaze_hooks import RewardChoice
 from vismaze_hooks.game import Game, GameEnv
 from vismaze_hooks.names import record_of
 
+OF_THE_ENVIRONMENT = ("width", "height", "fov", "theme", "reward", "render_mode")  # options that no level depends on
+
 
 class FirstPersonMazeEnv(GameEnv):
     """A maze seen from inside.
@@ -70,7 +72,7 @@ def config_of(options: dict[str, Any]) -> MazeConfig:
     for name in ("max_moves", "stop_required"):
         if name in options:
             raise ValueError(f"{name} is not an option here: the limit is the fewest actions + 4, and there is no stop")
-    return record_of(MazeConfig, {"size": 7, **options})
+    return record_of(MazeConfig, {"size": 7, **options}, beside=OF_THE_ENVIRONMENT)
 
 
 def solve(env: FirstPersonMazeEnv) -> tuple[int, ...]:

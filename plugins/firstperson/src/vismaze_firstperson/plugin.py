@@ -13,7 +13,6 @@ from vismaze_hooks import EnvironmentOffer, Task, hookimpl
 from vismaze_hooks.levels import check_extra_moves
 
 ID = "FirstPersonMaze-v0"
-OF_THE_ENVIRONMENT = ("width", "height", "fov", "theme", "reward", "render_mode")  # options that no level depends on
 
 
 def prompt(env: FirstPersonMazeEnv) -> str:
@@ -56,7 +55,7 @@ def first_person_maze(**options: Any) -> EnvironmentOffer:
     Raises:
         ValueError: an unknown option, or one out of range.
     """
-    config = config_of({name: value for name, value in options.items() if name not in OF_THE_ENVIRONMENT})
+    config = config_of(options)
     return EnvironmentOffer(
         id=ID,
         entry_point="vismaze_firstperson.env:FirstPersonMazeEnv",

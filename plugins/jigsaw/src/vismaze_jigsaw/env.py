@@ -9,6 +9,8 @@ from vismaze_hooks.game import Game, GameEnv
 from vismaze_hooks.names import record_of
 from vismaze_jigsaw.game import JigsawConfig, advance, letters, picture, solution, words
 
+OF_THE_ENVIRONMENT = ("px", "line", "reward", "render_mode")  # options that no level depends on
+
 
 class JigsawEnv(GameEnv):
     """A jigsaw puzzle.
@@ -50,7 +52,7 @@ class JigsawEnv(GameEnv):
         Raises:
             ValueError: an option out of range, or an unknown one; the nearest is suggested.
         """
-        self.config = config = record_of(JigsawConfig, options)
+        self.config = config = record_of(JigsawConfig, options, beside=OF_THE_ENVIRONMENT)
         shown = picture(256 // config.tiles * config.tiles if px is None else px, config.tiles, line)
         game = Game(words(config.tiles), config.draw, config.read, advance, shown, letters)
         super().__init__(game, reward=reward, render_mode=render_mode)

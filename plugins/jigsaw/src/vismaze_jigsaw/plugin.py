@@ -10,11 +10,10 @@ from typing import Any
 from vismaze_hooks import EnvironmentOffer, Task, hookimpl
 from vismaze_hooks.levels import FixedLevels, LevelSets
 from vismaze_hooks.names import record_of
-from vismaze_jigsaw.env import JigsawEnv, solve
+from vismaze_jigsaw.env import OF_THE_ENVIRONMENT, JigsawEnv, solve
 from vismaze_jigsaw.game import JigsawConfig, Puzzle, solution, words
 
 ID = "Jigsaw-v0"
-OF_THE_ENVIRONMENT = ("px", "line", "reward", "render_mode")  # options that no level depends on
 PINS = {  # tiles a side -> hashes of the set and the tuning set with all kinds
     2: (
         "2e3dc277e965cd9a2a6cfffb087aa5c685720bd9a6afbeeb52bedd78228957be",
@@ -81,7 +80,7 @@ def jigsaw(**options: Any) -> EnvironmentOffer:
     Raises:
         ValueError: an unknown option, or one out of range.
     """
-    config = record_of(JigsawConfig, {name: value for name, value in options.items() if name not in OF_THE_ENVIRONMENT})
+    config = record_of(JigsawConfig, options, beside=OF_THE_ENVIRONMENT)
     sets = level_sets(config)
     return EnvironmentOffer(
         id=ID,

@@ -11,6 +11,8 @@ from vismaze_klotski.board import MOVES, Position, letters, moved, solution
 from vismaze_klotski.levels import KlotskiConfig
 from vismaze_klotski.picture import COLOURS, picture
 
+OF_THE_ENVIRONMENT = ("cell_px", "reward", "render_mode")  # options that no level depends on
+
 BLOCKED, SOLVED = "Something is in the way.", "The red block is at its goal."
 
 
@@ -66,7 +68,7 @@ class KlotskiEnv(GameEnv):
         Raises:
             ValueError: an option out of range, or an unknown one; the nearest is suggested.
         """
-        self.config = record_of(KlotskiConfig, options)
+        self.config = record_of(KlotskiConfig, options, beside=OF_THE_ENVIRONMENT)
         game = Game(words(self.config.count), self.config.draw, self.config.read, advance, picture(cell_px), letters)
         super().__init__(game, reward=reward, render_mode=render_mode)
 

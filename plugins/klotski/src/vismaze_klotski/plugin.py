@@ -11,11 +11,10 @@ from vismaze_hooks import EnvironmentOffer, Task, hookimpl
 from vismaze_hooks.levels import FixedLevels, LevelSets
 from vismaze_hooks.names import record_of
 from vismaze_klotski.board import Position, letters, solution
-from vismaze_klotski.env import KlotskiEnv, solve, words
+from vismaze_klotski.env import OF_THE_ENVIRONMENT, KlotskiEnv, solve, words
 from vismaze_klotski.levels import KlotskiConfig, same
 
 ID = "Klotski-v0"
-OF_THE_ENVIRONMENT = ("cell_px", "reward", "render_mode")  # options that no level depends on
 SETS = {  # kind of board: size, dominoes, singles -> name, levels of the set and of its tuning set, moves, hashes of both
     ((5, 4), 5, 4): (
         "klotski-64",
@@ -94,7 +93,7 @@ def klotski(**options: Any) -> EnvironmentOffer:
     Raises:
         ValueError: an unknown option, or one out of range.
     """
-    config = record_of(KlotskiConfig, {name: value for name, value in options.items() if name not in OF_THE_ENVIRONMENT})
+    config = record_of(KlotskiConfig, options, beside=OF_THE_ENVIRONMENT)
     return EnvironmentOffer(
         id=ID,
         entry_point="vismaze_klotski.env:KlotskiEnv",

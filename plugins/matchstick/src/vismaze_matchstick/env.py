@@ -10,6 +10,8 @@ from vismaze_hooks.names import record_of
 from vismaze_matchstick.game import MatchstickConfig, advance, letters, picture, shortest
 from vismaze_matchstick.sticks import PLACES
 
+OF_THE_ENVIRONMENT = ("unit", "reward", "render_mode")  # options that no level depends on
+
 
 class MatchstickEnv(GameEnv):
     """A matchstick equation.
@@ -44,7 +46,7 @@ class MatchstickEnv(GameEnv):
         Raises:
             ValueError: an option out of range, or an unknown one; the nearest is suggested.
         """
-        self.config = config = record_of(MatchstickConfig, options)
+        self.config = config = record_of(MatchstickConfig, options, beside=OF_THE_ENVIRONMENT)
         game = Game(PLACES, config.draw, config.read, advance, picture(unit), letters)
         super().__init__(game, reward=reward, render_mode=render_mode)
 

@@ -8,12 +8,11 @@ from functools import lru_cache, partial
 from vismaze_hooks import EnvironmentOffer, Task, hookimpl
 from vismaze_hooks.levels import FixedLevels, LevelSets
 from vismaze_hooks.names import record_of
-from vismaze_matchstick.env import MatchstickEnv, solve
+from vismaze_matchstick.env import OF_THE_ENVIRONMENT, MatchstickEnv, solve
 from vismaze_matchstick.game import MatchstickConfig, Sticks, letters, shortest
 from vismaze_matchstick.sticks import PLACES
 
 ID = "Matchstick-v0"
-OF_THE_ENVIRONMENT = ("unit", "reward", "render_mode")  # options that no level depends on
 PINS = {  # changes -> hashes of the set and the tuning set
     1: (
         "15ff747fb32167d3dcd74c472dfbcc362018a98e2944075e174d039741fc6e4f",
@@ -72,7 +71,7 @@ def matchstick(**options: object) -> EnvironmentOffer:
     Raises:
         ValueError: an unknown option, or one out of range.
     """
-    config = record_of(MatchstickConfig, {name: value for name, value in options.items() if name not in OF_THE_ENVIRONMENT})
+    config = record_of(MatchstickConfig, options, beside=OF_THE_ENVIRONMENT)
     sets = level_sets(config)
     return EnvironmentOffer(
         id=ID,
