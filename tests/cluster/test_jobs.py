@@ -15,6 +15,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,13 @@ class Head:
             return False
 
     def kill(self) -> None:
-        """Lose the machine: all at once, nothing is told."""
-        for process in psutil.Process(self._process.pid).children(recursive=True):
-            process.kill()
+        """Lose the machine: all at once, nothing is told. Returns when what was on it is gone."""
+        processes = psutil.Process(self._process.pid).children(recursive=True)
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):  # the loss of one ends others
+                process.kill()
         self._process.wait()
+        psutil.wait_procs(processes, timeout=20)
 
     def replace(self) -> None:
         """Start an empty head where the lost one was."""

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_nothing_that_was_started_is_left(campaign: Campaign) -> None:
     pids = {int(log.stem.rpartition("-")[2]) for log in (campaign.run / "logs").glob("*.log")}
     assert len(pids) >= 6, "three, one in place of each that was lost on a live machine, one on the new machine"
     silent = {e["pid"] for e in campaign.of("rank_lost")[-1:]}  # on a machine that nobody reaches: its lease ends it
-    ours = [psutil.Process(pid) for pid in pids - silent if psutil.pid_exists(pid)]
+    ours = living(pids - silent)
     _, left = psutil.wait_procs(ours, timeout=20)  # Ray ends them when it has been told, not while it is being told
     assert not left
 
@@ -202,7 +203,16 @@ def test_a_step_that_fails_three_times_stops_the_run_with_a_diagnosis(
 
 def kill_once(member: Member) -> None:
     os.kill(member.pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(member.pid)] if psutil.pid_exists(member.pid) else [], timeout=20)
+    psutil.wait_procs(living({member.pid}), timeout=20)
+
+
+def living(pids: Set[int]) -> list[psutil.Process]:
+    """Return the processes that are there; any may go while it is being looked for."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
 
 
 def test_ranks_lost_while_the_run_opens_and_while_it_ends_are_replaced(
