@@ -8,7 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from multiprocessing import active_children
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tomli_w
@@ -18,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
+from grpo_runner.launch import lead
 from grpo_runner.runs import read_lines
 
 CASES = Path(__file__).with_name("rank_cases.py")
@@ -106,6 +110,22 @@ def configuration(folder: Path, steps: int) -> Path:
     shutil.copy(CASES.with_name("short_answers.py"), folder)
     (folder / "c.toml").write_text(tomli_w.dumps(table))
     return folder / "c.toml"
+
+
+class Unreadable(SimpleNamespace):
+    """A configuration that cannot be read where it arrives."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_before_it_has_met_the_others_is_not_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    others = active_children()
+    with pytest.raises(RuntimeError, match=r"rank 1 of the learner failed, so the run cannot go on"):
+        lead(Unreadable(learner=SimpleNamespace(ranks=2)))
+    assert "invalid literal for int()" in capfd.readouterr().err, "what it said itself"
+    assert [child for child in active_children() if child not in others] == []
 
 
 def until(process: subprocess.Popen, start: str) -> None:

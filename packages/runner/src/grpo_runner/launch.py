@@ -16,6 +16,7 @@ from grpo_runner.learner import Learner
 from grpo_runner.ranks import Team, make_learner, serve
 from grpo_runner.world import World, open_store
 
+THERE = "there"  # how many of the ranks that were started have come to the store
 WAIT = timedelta(days=7)  # between two calls lies a rollout of any length; a rank that dies closes its connection at once
 
 
@@ -60,15 +61,23 @@ def _start(config: Config) -> World:
         _follow, (config, store.port), nprocs=size - 1, join=False, daemon=True, start_method="spawn"
     )
 
-    def blame() -> None:
+    def blame(timeout: float = 10) -> None:
         try:
-            context.join(timeout=10, grace_period=1)
+            context.join(timeout, grace_period=1)
         except (processes.ProcessExitedException, processes.ProcessRaisedException) as error:
             raise RuntimeError(
                 f"rank {error.error_index + 1} of the learner failed, so the run cannot go on: {error}"
             ) from error
 
-    return join(0, size, size, store, blame)
+    try:
+        while store.add(THERE, 0) < size - 1:
+            blame(0.1)  # one that does not come this far would be waited for in vain
+        return join(0, size, size, store, blame)
+    except BaseException:
+        for process in context.processes:  # those that came wait for this one, and hear no other signal
+            process.kill()
+            process.join()
+        raise
 
 
 def _follow(index: int, config: Config, port: int) -> None:
@@ -78,6 +87,7 @@ def _follow(index: int, config: Config, port: int) -> None:
     transformers.utils.logging.disable_progress_bar()
     size = config.learner.ranks
     store = dist.TCPStore("127.0.0.1", port, size, is_master=False)
+    store.add(THERE, 1)
     _serve(config, join(index + 1, size, size, store))
 
 
